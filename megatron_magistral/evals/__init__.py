@@ -1,0 +1,1 @@
+"""Evaluation on held-out problems: estimators (pure) and the runner."""

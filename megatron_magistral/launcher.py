@@ -1,0 +1,219 @@
+"""What `magistral train` does on one machine: prepare, SFT, RL, each stage with its processes.
+
+    prepare        makes the world and the initial model, where the config asks for them
+    sft            trainer ranks
+    rl             trainer ranks, SGLang servers, verifier service, rollout controller
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from megatron_magistral.cluster import (
+    Role,
+    Supervisor,
+    free_ports,
+    port_is_free,
+    python_module,
+    trainer_roles,
+)
+from megatron_magistral.config import Config
+from megatron_magistral.config_file import dump
+from megatron_magistral.display import RunView, final_table
+from megatron_magistral.doctor import examine, failures
+from megatron_magistral.evals.report import EvalReport
+from megatron_magistral.rollout.sglang_server import (
+    ServerSettings,
+    server_command,
+    server_environment,
+)
+from megatron_magistral.run_folder import RunFolder
+
+PREPARE_TIMEOUT_S = 600.0
+
+
+class Refused(RuntimeError):
+    """The machine or the config does not allow the run; nothing was started."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    rendezvous: int
+    controller: int
+    weights: int
+    generators: tuple[int, ...]
+
+    @staticmethod
+    def choose(config: Config) -> Ports:
+        """Free ports, or for the generators those that the config fixes."""
+        num_replicas = config.generator.num_replicas
+        rendezvous, controller, weights, *generators = free_ports(3 + num_replicas)
+        if config.generator.port:
+            generators = fixed_ports(config)
+        return Ports(rendezvous, controller, weights, tuple(generators))
+
+
+def fixed_ports(config: Config) -> list[int]:
+    first = config.generator.port
+    return list(range(first, first + config.generator.num_replicas)) if first else []
+
+
+def check_machine(config: Config) -> None:
+    """Raises Refused with the doctor's words when a role could not run here."""
+    found = failures(examine(fixed_ports(config)))
+    if found:
+        raise Refused("\n".join(str(item) for item in found))
+
+
+def context_length(config: Config) -> int:
+    """Tokens that prompt and completion may have together.
+
+    Raises ConfigError when the config's own model does not fit the config.
+    """
+    if config.model.shape is not None:
+        return config.model.shape.context_length
+    assert config.model.path is not None
+    # Costs seconds (transformers), which only a run that brings a model should pay.
+    from megatron_magistral.model_check import check_model
+
+    return check_model(config, config.model.path).max_position_embeddings
+
+
+def prepare_role(run: RunFolder) -> Role:
+    return _python_role("prepare", "megatron_magistral.prepare", run)
+
+
+def sft_roles(config: Config, run: RunFolder, port: int) -> list[Role]:
+    return _trainers(config, run, "sft", port)
+
+
+def rl_roles(config: Config, run: RunFolder, ports: Ports) -> list[Role]:
+    """Servers first: they take longest to start."""
+    generators = [
+        Role(
+            f"generator-{i}",
+            tuple(server_command(settings)),
+            run.log(f"generator-{i}"),
+            server_environment(settings, os.environ),
+        )
+        for i, settings in enumerate(_server_settings(config, run, ports))
+    ]
+    urls = ",".join(f"http://127.0.0.1:{port}" for port in ports.generators)
+    verifier = Role(
+        "verifier", _verifier_command(config, run), run.log("verifier"), dict(os.environ)
+    )
+    controller = _python_role(
+        "controller",
+        "megatron_magistral.rollout.role",
+        run,
+        "--port",
+        str(ports.controller),
+        "--generators",
+        urls,
+    )
+    trainers = _trainers(
+        config,
+        run,
+        "rl",
+        ports.rendezvous,
+        "--controller",
+        f"http://127.0.0.1:{ports.controller}",
+        "--generators",
+        urls,
+        "--weights-port",
+        str(ports.weights),
+    )
+    return [*generators, verifier, controller, *trainers]
+
+
+def planned_roles(config: Config, run: RunFolder) -> list[Role]:
+    """Every process that `train` would start, in order; for `--dry-run`."""
+    ports = Ports.choose(config)
+    roles = [prepare_role(run)]
+    if config.sft is not None:
+        roles += sft_roles(config, run, ports.rendezvous)
+    if config.rl is not None:
+        roles += rl_roles(config, run, ports)
+    return roles
+
+
+def train(config: Config, console: Console) -> RunFolder:
+    """Run every stage of the config; show progress; end with the table of held-out results."""
+    check_machine(config)
+    context_length(config)
+    run = RunFolder.create(config)
+    run.config.write_text(dump(config), encoding="utf-8")
+    console.print(f"run folder: {run.root}", highlight=False, soft_wrap=True)
+    num_steps = {
+        stage: section.num_steps
+        for stage, section in (("sft", config.sft), ("rl", config.rl))
+        if section is not None
+    }
+    with Supervisor() as supervisor, RunView(console, run.metrics, num_steps) as view:
+        view.phase("preparing data and model")
+        supervisor.start(prepare_role(run))
+        supervisor.wait_for(["prepare"], tick=view.refresh, timeout_s=PREPARE_TIMEOUT_S)
+        if config.sft is not None:
+            _run_stage(supervisor, view, sft_roles(config, run, free_ports(1)[0]), "SFT cold start")
+        if config.rl is not None:
+            roles = rl_roles(config, run, Ports.choose(config))
+            _run_stage(supervisor, view, roles, "RL: starting generators, verifiers and trainers")
+    if config.rl is not None:
+        before, after = EvalReport.load(run.eval_before_rl), EvalReport.load(run.eval_after_rl)
+        console.print(final_table(before, after))
+    console.print(f"run folder: {run.root}", highlight=False, soft_wrap=True)
+    return run
+
+
+def _run_stage(supervisor: Supervisor, view: RunView, roles: list[Role], phase: str) -> None:
+    view.phase(phase)
+    for role in roles:
+        supervisor.start(role)
+    finishing = [role.name for role in roles if role.name.startswith(("trainer", "controller"))]
+    supervisor.wait_for(finishing, tick=view.refresh)
+    view.refresh()
+    supervisor.stop_all()
+
+
+def _server_settings(config: Config, run: RunFolder, ports: Ports) -> list[ServerSettings]:
+    return [
+        ServerSettings(
+            model_dir=run.rl_model(config),
+            port=port,
+            context_length=context_length(config),
+            tp=config.generator.tensor_parallel,
+            dtype=config.generator.dtype,
+            max_total_tokens=config.generator.max_total_tokens,
+            extra_args=config.generator.extra_arguments,
+        )
+        for port in ports.generators
+    ]
+
+
+def _verifier_command(config: Config, run: RunFolder) -> tuple[str, ...]:
+    slots = config.verifier.num_slots or os.cpu_count() or 1
+    return python_module(
+        "verifier_sandbox",
+        "serve",
+        "--socket",
+        str(run.verifier_socket),
+        "--num-slots",
+        str(slots),
+    )
+
+
+def _trainers(
+    config: Config, run: RunFolder, stage: str, port: int, *arguments: str
+) -> list[Role]:
+    command = python_module(
+        "megatron_magistral.trainer.role", "--run", str(run.root), "--stage", stage, *arguments
+    )
+    return trainer_roles(command, config.parallel.world_size, run.log, port=port)
+
+
+def _python_role(name: str, module: str, run: RunFolder, *arguments: str) -> Role:
+    command = python_module(module, "--run", str(run.root), *arguments)
+    return Role(name, command, run.log(name), dict(os.environ))

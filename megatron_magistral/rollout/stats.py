@@ -1,0 +1,91 @@
+"""What the rollout side did since the last step, as the metrics of that step."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from megatron_magistral.types import (
+    FinishReason,
+    Graded,
+    GradeStatus,
+    Group,
+    TrainSequence,
+)
+
+
+class RolloutStats:
+    """Collects graded completions; `drain` reduces and forgets them."""
+
+    def __init__(self) -> None:
+        self._graded: list[Graded] = []
+        self._groups: Counter[str] = Counter()
+        self._since = time.monotonic()
+
+    def add(self, members: Sequence[Graded], outcome: str) -> None:
+        """Count one finished group, whatever becomes of it."""
+        self._graded.extend(members)
+        self._groups[outcome] += 1
+
+    def drain(self) -> dict[str, float]:
+        now = time.monotonic()
+        metrics = _completion_metrics(self._graded, now - self._since)
+        metrics |= {f"groups_{name}": float(count) for name, count in self._groups.items()}
+        self._graded = []
+        self._groups = Counter()
+        self._since = now
+        return metrics
+
+
+def _completion_metrics(graded: Sequence[Graded], elapsed_s: float) -> dict[str, float]:
+    rewarded = [item for item in graded if item.reward.status is GradeStatus.GRADED]
+    metrics = {"masked_completions": float(len(graded) - len(rewarded))}
+    lengths = [len(item.completion.output_ids) for item in graded]
+    if elapsed_s > 0:
+        metrics["generated_tokens_per_s"] = sum(lengths) / elapsed_s
+    if not rewarded:
+        return metrics
+    count = len(rewarded)
+    for axis in ("format", "correctness", "language", "length"):
+        metrics[f"reward_{axis}"] = sum(getattr(item.reward, axis) for item in rewarded) / count
+    truncated = sum(item.completion.finish_reason is FinishReason.LENGTH for item in graded)
+    return metrics | {
+        "reward_mean": sum(item.reward.total for item in rewarded) / count,
+        "solved": sum(item.reward.is_solved for item in rewarded) / count,
+        "completion_tokens_mean": sum(lengths) / len(lengths),
+        "completion_tokens_max": float(max(lengths)),
+        "truncated": truncated / len(graded),
+    }
+
+
+def staleness_metrics(sequences: Sequence[TrainSequence], version: int) -> dict[str, float]:
+    """Age of the trained tokens in policy versions, at the moment the batch is handed over."""
+    ages: Counter[int] = Counter()
+    for sequence in sequences:
+        for span in sequence.spans:
+            ages[version - span.version] += span.end - span.start
+    num_tokens = sum(ages.values())
+    mixed = sum(len(sequence.spans) > 1 for sequence in sequences)
+    return {
+        "staleness_mean": sum(age * count for age, count in ages.items()) / max(1, num_tokens),
+        "staleness_max": float(max(ages, default=0)),
+        "mixed_version_sequences": mixed / max(1, len(sequences)),
+    }
+
+
+def sample_row(group: Group, step: int) -> dict[str, object]:
+    """The first completion of a group, for people to read."""
+    graded = group.members[0]
+    return {
+        "step": step,
+        "problem": group.problem.id,
+        "category": group.problem.category,
+        "language": group.problem.language,
+        "statement": group.problem.statement,
+        "response": graded.completion.text,
+        "reward": graded.reward.total,
+        "solved": graded.reward.is_solved,
+        "detail": graded.reward.detail,
+        "spans": [[span.version, span.start, span.end] for span in graded.completion.spans],
+    }

@@ -1,0 +1,61 @@
+"""The trainer's end of the controller's desk (see rollout/desk.py). Blocking, every wait bounded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import httpx
+import msgspec
+
+from megatron_magistral.types import Batch
+
+REQUEST_TIMEOUT_S = 60.0
+
+
+class FeedError(RuntimeError):
+    """The controller did not answer, or refused; says what was asked and after how long."""
+
+
+class Feed:
+    def __init__(self, url: str, *, batch_timeout_s: float) -> None:
+        self._client = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S)
+        self._batch_timeout_s = batch_timeout_s
+
+    def pull(self, step: int, data_rank: int) -> Batch:
+        """Wait for this data-parallel rank's share of `step`."""
+        path = f"/steps/{step}/shares/{data_rank}"
+        begin = time.monotonic()
+        while time.monotonic() - begin < self._batch_timeout_s:
+            response = self._request("GET", path)
+            if response.status_code == httpx.codes.OK:
+                return msgspec.msgpack.decode(response.content, type=Batch)
+        raise FeedError(f"controller: no batch for step {step} after {self._batch_timeout_s:.0f} s")
+
+    def begin_update(self, version: int) -> None:
+        self._request("PUT", f"/weights/{version}")
+
+    def end_update(self, version: int) -> None:
+        self._request("POST", f"/weights/{version}")
+
+    def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._request("POST", f"/steps/{step}/trained", msgspec.json.encode(dict(metrics)))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> httpx.Response:
+        begin = time.monotonic()
+        try:
+            response = self._client.request(method, path, content=body)
+        except httpx.HTTPError as error:
+            after_s = time.monotonic() - begin
+            raise FeedError(
+                f"controller: {method} {path} failed after {after_s:.1f} s: "
+                f"{type(error).__name__} {error}"
+            ) from error
+        if response.is_error:
+            raise FeedError(
+                f"controller: {method} {path} answered {response.status_code}: {response.text}"
+            )
+        return response
