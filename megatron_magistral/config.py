@@ -17,6 +17,7 @@ from megatron_magistral.algorithm.settings import (
     NormaliseAdvantage,
     NormaliseLoss,
 )
+from megatron_magistral.trainer.settings import OptimizerSettings, Schedule
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -108,11 +109,6 @@ class ParallelConfig(Section):
         return self.tensor * self.pipeline * self.data
 
 
-class Schedule(StrEnum):
-    CONSTANT = "constant"
-    COSINE = "cosine"
-
-
 class OptimizerConfig(Section):
     lr: PositiveFloat
     min_lr: Annotated[float, Field(ge=0)] = 0.0
@@ -129,6 +125,9 @@ class OptimizerConfig(Section):
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr = {self.min_lr} must not exceed lr = {self.lr}")
         return self
+
+    def settings(self, total_steps: int) -> OptimizerSettings:
+        return OptimizerSettings(total_steps=total_steps, **self.model_dump())
 
 
 class SftConfig(Section):

@@ -112,7 +112,10 @@ def _cuda() -> Finding:
 
     if not torch.cuda.is_available():
         return Finding(
-            "CUDA", Health.FAIL, "a device, but torch cannot use it", "install a CUDA build of torch"
+            "CUDA",
+            Health.FAIL,
+            "a device, but torch cannot use it",
+            "install a CUDA build of torch",
         )
     name, count = torch.cuda.get_device_name(), torch.cuda.device_count()
     return Finding("CUDA", Health.OK, f"{count} x {name}, torch for CUDA {torch.version.cuda}")

@@ -1,8 +1,8 @@
 """What `magistral train` does on one machine: prepare, SFT, RL, each stage with its processes.
 
-    prepare        makes the world and the initial model, where the config asks for them
-    sft            trainer ranks
-    rl             trainer ranks, SGLang servers, verifier service, rollout controller
+prepare        makes the world and the initial model, where the config asks for them
+sft            trainer ranks
+rl             trainer ranks, SGLang servers, verifier service, rollout controller
 """
 
 from __future__ import annotations
@@ -43,17 +43,16 @@ class Refused(RuntimeError):
 class Ports:
     rendezvous: int
     controller: int
-    weights: int
     generators: tuple[int, ...]
 
     @staticmethod
     def choose(config: Config) -> Ports:
         """Free ports, or for the generators those that the config fixes."""
         num_replicas = config.generator.num_replicas
-        rendezvous, controller, weights, *generators = free_ports(3 + num_replicas)
+        rendezvous, controller, *generators = free_ports(2 + num_replicas)
         if config.generator.port:
             generators = fixed_ports(config)
-        return Ports(rendezvous, controller, weights, tuple(generators))
+        return Ports(rendezvous, controller, tuple(generators))
 
 
 def fixed_ports(config: Config) -> list[int]:
@@ -123,8 +122,6 @@ def rl_roles(config: Config, run: RunFolder, ports: Ports) -> list[Role]:
         f"http://127.0.0.1:{ports.controller}",
         "--generators",
         urls,
-        "--weights-port",
-        str(ports.weights),
     )
     return [*generators, verifier, controller, *trainers]
 
@@ -202,12 +199,12 @@ def _verifier_command(config: Config, run: RunFolder) -> tuple[str, ...]:
         str(run.verifier_socket),
         "--num-slots",
         str(slots),
+        "--num-maths-workers",
+        str(config.verifier.num_maths_workers),
     )
 
 
-def _trainers(
-    config: Config, run: RunFolder, stage: str, port: int, *arguments: str
-) -> list[Role]:
+def _trainers(config: Config, run: RunFolder, stage: str, port: int, *arguments: str) -> list[Role]:
     command = python_module(
         "megatron_magistral.trainer.role", "--run", str(run.root), "--stage", stage, *arguments
     )

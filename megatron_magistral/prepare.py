@@ -54,10 +54,14 @@ def _build_model(config: Config, shape: ModelShape, run: RunFolder) -> None:
     )
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
 def main(run: Annotated[Path, typer.Option()]) -> None:
     folder = RunFolder(run)
     prepare(load(folder.config), folder)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

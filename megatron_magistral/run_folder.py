@@ -1,15 +1,15 @@
 """Where everything of a run lies. The one place that knows the names.
 
-    <run>/config.yaml            the resolved config
-          data/                  problems and traces of a generated world
-          models/initial         the model a run starts from, where it has to be made
-          models/sft             after the SFT stage
-          model/                 the final model, a Hugging Face directory
-          metrics.jsonl          a line a step; tensorboard/ holds the same
-          samples.jsonl          completions with their rewards
-          eval_before_rl.json    held-out results at the start and
-          eval_after_rl.json     at the end of the RL stage
-          logs/                  a file for each process
+<run>/config.yaml            the resolved config
+      data/                  problems and traces of a generated world
+      models/initial         the model a run starts from, where it has to be made
+      models/sft             after the SFT stage
+      model/                 the final model, a Hugging Face directory
+      metrics.jsonl          a line a step; tensorboard/ holds the same
+      samples.jsonl          completions with their rewards
+      eval_before_rl.json    held-out results at the start and
+      eval_after_rl.json     at the end of the RL stage
+      logs/                  a file for each process
 """
 
 from __future__ import annotations

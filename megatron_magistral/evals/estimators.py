@@ -31,7 +31,9 @@ def standard_error(correct_P_G: Sequence[Sequence[bool]]) -> float:
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """Chance that k of the samples, drawn without replacement, hold a correct one (unbiased)."""
     if not 0 <= num_correct <= num_samples:
-        raise ValueError(f"num_correct = {num_correct} must lie in [0, num_samples = {num_samples}]")
+        raise ValueError(
+            f"num_correct = {num_correct} must lie in [0, num_samples = {num_samples}]"
+        )
     if not 1 <= k <= num_samples:
         raise ValueError(f"k = {k} must lie in [1, num_samples = {num_samples}]")
     return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)

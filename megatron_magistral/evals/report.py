@@ -65,9 +65,7 @@ def summarise(
         format_rate=_rate(item.reward.format > 0 for item in flat),
         language_rate=_rate(item.reward.language > 0 for item in well_formed),
         mean_num_tokens=_rate(len(item.completion.output_ids) for item in flat),
-        truncated_rate=_rate(
-            item.completion.finish_reason is FinishReason.LENGTH for item in flat
-        ),
+        truncated_rate=_rate(item.completion.finish_reason is FinishReason.LENGTH for item in flat),
         num_masked=sum(len(items) for _, items in samples) - len(flat),
     )
 
@@ -77,9 +75,7 @@ def _rate(values: Iterable[float]) -> float | None:
     return mean(listed) if listed else None
 
 
-def _scores(
-    graded: Iterable[tuple[Problem, list[Graded]]], attribute: str
-) -> dict[str, Score]:
+def _scores(graded: Iterable[tuple[Problem, list[Graded]]], attribute: str) -> dict[str, Score]:
     parts: dict[str, list[tuple[Problem, list[Graded]]]] = defaultdict(list)
     for problem, items in graded:
         parts[getattr(problem, attribute)].append((problem, items))

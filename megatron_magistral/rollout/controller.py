@@ -1,6 +1,6 @@
 """The rollout controller of a run: one asyncio process between engines, verifiers and trainers.
 
-    first weights -> evaluate -> roll out until every step is trained -> last weights -> evaluate
+first weights -> evaluate -> roll out until every step is trained -> last weights -> evaluate
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ class Controller:
         settings = self._config.evaluation
         report = await evaluate(
             self._held_out,
-            functools.partial(
-                self._sample, temperature=settings.temperature, top_p=settings.top_p
-            ),
+            functools.partial(self._sample, temperature=settings.temperature, top_p=settings.top_p),
             self._grade,
             num_samples=settings.num_samples,
             concurrency=self._rl.n_async,

@@ -39,6 +39,7 @@ class Desk:
         self._on_trained = on_trained
         self._num_steps = num_steps
         self._step = 0
+        self._turn = asyncio.Condition()
         self._open = asyncio.Event()
         self._batch: asyncio.Task[Batch] | None = None
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -86,11 +87,14 @@ class Desk:
 
     async def _share(self, request: web.Request) -> web.Response:
         step, rank = int(request.match_info["step"]), int(request.match_info["rank"])
-        if step != self._step:
-            raise web.HTTPConflict(text=f"step {self._step} is being trained, not step {step}")
+        if step < self._step:
+            raise web.HTTPConflict(text=f"step {step} is trained already")
         try:
             async with asyncio.timeout(LONG_POLL_S):
                 await self._open.wait()
+                async with self._turn:
+                    # A rank may ask before another has acknowledged the step that both trained.
+                    await self._turn.wait_for(lambda: self._step >= step)
                 if self._batch is None:
                     self._batch = asyncio.create_task(self._next_batch(step))
                     self._batch.add_done_callback(self._notice_failure)
@@ -108,8 +112,10 @@ class Desk:
         if step != self._step:
             raise web.HTTPConflict(text=f"step {self._step} is being trained, not step {step}")
         metrics = msgspec.json.decode(await request.read(), type=dict[str, float])
-        self._step, self._batch = step + 1, None
         self._on_trained(step, metrics)
+        async with self._turn:
+            self._step, self._batch = step + 1, None
+            self._turn.notify_all()
         return web.Response(status=204)
 
 

@@ -59,9 +59,9 @@ class RewardGrader:
     async def _grade_maths(self, problem: Problem, gated: GateResult) -> Grade:
         result = await self._verifiers.check_maths(problem.reference, gated.answer)
         if result.verdict in _MATHS_FAULTS:
-            return Grade(0.0, GradeStatus.INFRASTRUCTURE, f"{result.verdict}: {result.reason}")
+            return Grade(0.0, GradeStatus.INFRASTRUCTURE, f"{result.verdict.value}: {result.reason}")
         solved = result.verdict is MathVerdict.CORRECT
-        return Grade(float(solved), detail=f"{result.verdict}: {result.reason}")
+        return Grade(float(solved), detail=f"{result.verdict.value}: {result.reason}")
 
     async def _grade_code(self, problem: Problem, gated: GateResult, group: str) -> Grade:
         language = submission_language(problem, gated)

@@ -8,8 +8,9 @@ Life of a group:
 Invariants, each a test:
  1. At most `n_async` sequences are in flight; while the queue has room they are kept full.
  2. At most `n_async + capacity` sequences are admitted and not yet taken: when trainers lag,
-    generators are held back. So a sequence is trained at most
-    ceil((n_async + capacity) / n_batch) steps after its admission.
+    generators are held back. So a sequence is trained (n_async + capacity) / n_batch steps after
+    its admission on average at most. One alone may take longer, as long as it is generated for:
+    others overtake it, and `staleness_max` in the metrics says by how much.
  3. Every admitted group leaves exactly once, as taken, dropped or failed. Nothing is discarded for
     being slow or old, so the lengths trained on are the lengths sampled.
 """

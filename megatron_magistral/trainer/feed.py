@@ -11,6 +11,7 @@ import msgspec
 from megatron_magistral.types import Batch
 
 REQUEST_TIMEOUT_S = 60.0
+READY_POLL_S = 0.25
 
 
 class FeedError(RuntimeError):
@@ -21,6 +22,21 @@ class Feed:
     def __init__(self, url: str, *, batch_timeout_s: float) -> None:
         self._client = httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S)
         self._batch_timeout_s = batch_timeout_s
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the controller answers: then it has seen every generator ready."""
+        begin = time.monotonic()
+        while True:
+            try:
+                self._client.get("/")
+                return
+            except httpx.TransportError as error:
+                after_s = time.monotonic() - begin
+                if after_s > timeout_s:
+                    raise FeedError(
+                        f"controller: does not answer after {after_s:.0f} s: {error}"
+                    ) from error
+            time.sleep(READY_POLL_S)
 
     def pull(self, step: int, data_rank: int) -> Batch:
         """Wait for this data-parallel rank's share of `step`."""

@@ -1,0 +1,1 @@
+"""What runs are looked at with, away from the training path."""

@@ -1,0 +1,150 @@
+"""From the chunks of a streamed response to a `Completion`. Pure.
+
+SGLang streams disjoint segments; the last one carries the version spans of the whole response.
+Chunks before it only say which version the server held when the chunk left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from megatron_magistral.rollout.engine import parse_version
+from megatron_magistral.types import Completion, FinishReason, Span
+
+
+class ChunkFinish(msgspec.Struct):
+    type: str
+    message: str | None = None
+
+
+class ChunkSpan(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class ChunkMeta(msgspec.Struct):
+    weight_version: str
+    finish_reason: ChunkFinish | None = None
+    # (log-probability, token id, text) of every token of this chunk
+    output_token_logprobs: list[tuple[float, int, Any]] = []
+    weight_versions: list[ChunkSpan] | None = None
+
+
+class ChunkError(msgspec.Struct):
+    message: str
+
+
+class Chunk(msgspec.Struct):
+    """One server-sent event of `/generate`."""
+
+    meta_info: ChunkMeta | None = None
+    error: ChunkError | None = None
+
+
+def shift_spans(spans: Sequence[Span], lag_tokens: int) -> tuple[Span, ...]:
+    """Correct spans for a scheduler that runs `lag_tokens` steps ahead of the device.
+
+    With SGLang's overlap scheduler a version change is recorded when one token of each running
+    request, already computed by the old weights, has not been counted yet: every inner boundary is
+    that much too early. Spans that this leaves empty disappear.
+    """
+    if not spans:
+        return ()
+    num_tokens = spans[-1].end
+    bounds = [0, *(min(span.end + lag_tokens, num_tokens) for span in spans[:-1]), num_tokens]
+    return tuple(
+        Span(span.version, start, end)
+        for span, (start, end) in zip(spans, pairwise(bounds), strict=True)
+        if start < end
+    )
+
+
+def merge_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Join neighbours of equal version."""
+    merged: list[Span] = []
+    for span in spans:
+        if merged and merged[-1].version == span.version:
+            merged[-1] = Span(span.version, merged[-1].start, span.end)
+        else:
+            merged.append(span)
+    return tuple(merged)
+
+
+def parse_spans(reported: Sequence[ChunkSpan], num_tokens: int) -> tuple[Span, ...]:
+    """Read the server's spans of `num_tokens` output tokens.
+
+    Raises:
+        ValueError: they leave a gap, overlap, go back in version or do not cover all tokens.
+    """
+    spans = tuple(Span(parse_version(span.version), span.start, span.end) for span in reported)
+    spans = tuple(span for span in spans if span.start < span.end)
+    bounds = [0, *(span.end for span in spans)]
+    versions = [span.version for span in spans]
+    covered = [span.start for span in spans] == bounds[:-1] and bounds[-1] == num_tokens
+    if not covered or versions != sorted(versions):
+        described = [(span.version, span.start, span.end) for span in reported]
+        raise ValueError(f"version spans {described} do not cover {num_tokens} output tokens")
+    return spans
+
+
+class CompletionBuilder:
+    """Collects the chunks of one response, after the tokens of an interrupted one if there is one.
+
+    Until the response has finished, spans are those of the chunks: exact but for the chunk that
+    straddles an update, all of whose tokens count as the newer version.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int], partial: Completion | None, lag_tokens: int):
+        self.prompt_ids = tuple(prompt_ids)
+        self.finish: ChunkFinish | None = None
+        self._num_resumed = len(partial.output_ids) if partial else 0
+        self._output_ids = list(partial.output_ids) if partial else []
+        self._logprobs = list(partial.logprobs) if partial else []
+        self._resumed_spans = partial.spans if partial else ()
+        self._spans: list[Span] = []
+        self._lag_tokens = lag_tokens
+
+    def add(self, meta: ChunkMeta) -> tuple[int, ...]:
+        """Take one chunk and return its token ids.
+
+        Raises:
+            ValueError: the spans that the last chunk reports are not sound.
+        """
+        new_ids = tuple(token for _, token, _ in meta.output_token_logprobs)
+        start = len(self._output_ids)
+        self._output_ids += new_ids
+        self._logprobs += (logprob for logprob, _, _ in meta.output_token_logprobs)
+        if new_ids:
+            version = parse_version(meta.weight_version)
+            self._spans.append(Span(version, start, len(self._output_ids)))
+        self.finish = meta.finish_reason
+        if self.finish is not None and meta.weight_versions is not None:
+            self._spans = list(self._reported_spans(meta.weight_versions))
+        return new_ids
+
+    def build(self, finish_reason: FinishReason, text: str = "") -> Completion:
+        return Completion(
+            prompt_ids=self.prompt_ids,
+            output_ids=tuple(self._output_ids),
+            logprobs=tuple(self._logprobs),
+            spans=merge_spans([*self._resumed_spans, *self._spans]),
+            finish_reason=finish_reason,
+            text=text,
+        )
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        return tuple(self._output_ids)
+
+    def _reported_spans(self, reported: Sequence[ChunkSpan]) -> list[Span]:
+        offset = self._num_resumed
+        spans = parse_spans(reported, len(self._output_ids) - offset)
+        return [
+            Span(span.version, span.start + offset, span.end + offset)
+            for span in shift_spans(spans, self._lag_tokens)
+        ]

@@ -1,0 +1,333 @@
+"""Control of one SGLang server over HTTP: readiness, weight updates, reading weights back.
+
+Every call has a bound and fails with an `EngineError` that names the engine, the phase and the
+seconds spent. Control calls go to each server itself: a router in front answers 404 to them.
+
+A weight update is, in this order and only this one:
+
+    pause (in place) -> begin -> update_bucket (once per bucket) -> stamp (version) -> end -> resume
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from megatron_magistral.rollout.sglang_plugin import STATE_KEY
+
+UNKNOWN_VERSION = -1  # weights loaded from disk: SGLang calls their version "default"
+
+
+# Below the 5 s after which the server closes an idle connection: a request sent on a connection
+# that is just being closed looks like a dead server.
+KEEPALIVE_S = 3.0
+
+
+class Phase(StrEnum):
+    """What was asked of an engine when it failed."""
+
+    READY = "wait until ready"
+    INFO = "server info"
+    GENERATE = "generate"
+    JOIN = "join update group"
+    LEAVE = "leave update group"
+    PAUSE = "pause"
+    BEGIN = "begin update"
+    TRANSFER = "transfer bucket"
+    STAMP = "set version"
+    END = "end update"
+    RESUME = "resume"
+    READ = "read weight"
+
+
+class EngineError(RuntimeError):
+    """One engine failed in one phase. Subclasses say how."""
+
+    def __init__(self, engine: str, phase: Phase, elapsed_s: float, detail: str) -> None:
+        super().__init__(f"engine {engine}: {phase} failed after {elapsed_s:.2f} s: {detail}")
+        self.engine = engine
+        self.phase = phase
+        self.elapsed_s = elapsed_s
+        self.detail = detail
+
+
+class EngineUnreachable(EngineError):
+    """No connection, or it broke: the server is dead or the network is."""
+
+
+class EngineTimeout(EngineError):
+    """The server did not answer within the bound of the phase."""
+
+
+class EngineRefused(EngineError):
+    """The server answered, and said no or something we cannot read."""
+
+
+@dataclass(frozen=True)
+class ControlTimeouts:
+    """Bounds of the control calls in seconds."""
+
+    info_s: float = 20.0
+    join_s: float = 120.0
+    pause_s: float = 30.0
+    begin_s: float = 60.0
+    transfer_s: float = 300.0
+    end_s: float = 60.0
+    resume_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class UpdateGroup:
+    """A process group for weights: rank 0 the trainer, engine ranks from 1 on."""
+
+    name: str
+    host: str
+    port: int
+    world_size: int
+    backend: str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and dtype (as in `torch.<dtype>`) of one tensor in Hugging Face naming."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def parse_version(version: str) -> int:
+    """SGLang's version string as our integer.
+
+    Raises:
+        ValueError: a string that we never set.
+    """
+    if version == "default":
+        return UNKNOWN_VERSION
+    try:
+        return int(version)
+    except ValueError:
+        raise ValueError(f"weight version {version!r}: expected an integer") from None
+
+
+class EngineControl:
+    """Async client of the control endpoints of one server. Use it within one event loop."""
+
+    def __init__(
+        self, url: str, *, name: str | None = None, timeouts: ControlTimeouts | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.name = name or self.url.removeprefix("http://")
+        self.timeouts = timeouts or ControlTimeouts()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The connection pool, made inside the running loop. No limit: SGLang queues requests."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
+        return self._session
+
+    async def wait_ready(self, timeout_s: float, *, poll_s: float = 0.25) -> None:
+        """Wait until `/health` answers 200.
+
+        Raises:
+            EngineTimeout: not ready in time; the detail is what the last attempt met.
+        """
+        start = time.monotonic()
+        while True:
+            try:
+                await self._call(Phase.READY, "GET", "/health", None, min(timeout_s, 5.0))
+                return
+            except EngineError as error:
+                elapsed_s = time.monotonic() - start
+                if elapsed_s + poll_s > timeout_s:
+                    raise EngineTimeout(self.name, Phase.READY, elapsed_s, error.detail) from error
+            await asyncio.sleep(poll_s)
+
+    async def server_info(self) -> dict[str, Any]:
+        """The resolved arguments, SGLang's version and the scheduler's internal state."""
+        return await self._call(Phase.INFO, "GET", "/server_info", None, self.timeouts.info_s)
+
+    async def weight_version(self) -> int:
+        """Version of the weights that the server holds; -1 for those it loaded from disk."""
+        start = time.monotonic()
+        info = await self._call(Phase.INFO, "GET", "/model_info", None, self.timeouts.info_s)
+        try:
+            return parse_version(info["weight_version"])
+        except ValueError as error:
+            raise self._refused(Phase.INFO, start, str(error)) from error
+
+    async def check_plugin(self) -> None:
+        """Check that a forward in flight cannot meet arriving weights.
+
+        Raises:
+            EngineRefused: the overlap scheduler is on and our plugin's hook is not active.
+        """
+        start = time.monotonic()
+        info = await self.server_info()
+        if info.get("disable_overlap_schedule"):
+            return
+        states = info.get("internal_states") or [{}]
+        if not all(state.get(STATE_KEY, {}).get("active") for state in states):
+            raise self._refused(
+                Phase.INFO,
+                start,
+                "the overlap scheduler is on but the `magistral` plugin is not active in it: "
+                "install megatron-magistral in SGLang's environment or disable the overlap",
+            )
+
+    async def join_update_group(self, group: UpdateGroup, rank_offset: int) -> None:
+        """Make the server's ranks join at `rank_offset`; answers when the group is complete."""
+        payload = {
+            "master_address": group.host,
+            "master_port": group.port,
+            "rank_offset": rank_offset,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        timeout_s = self.timeouts.join_s
+        await self._post(Phase.JOIN, "/init_weights_update_group", payload, timeout_s)
+
+    async def leave_update_group(self, group_name: str) -> None:
+        payload = {"group_name": group_name}
+        timeout_s = self.timeouts.join_s
+        await self._post(Phase.LEAVE, "/destroy_weights_update_group", payload, timeout_s)
+
+    async def pause(self) -> None:
+        """Stop generating and keep every request with its KV cache where it is.
+
+        The server acknowledges before its scheduler has stopped; `begin_update` waits for that.
+        """
+        payload = {"mode": "in_place"}  # SGLang's default mode aborts every request
+        await self._post(Phase.PAUSE, "/pause_generation", payload, self.timeouts.pause_s)
+
+    async def begin_update(self) -> None:
+        """Open an update session; answers when no forward pass is running on any rank."""
+        timeout_s = self.timeouts.begin_s
+        await self._post(Phase.BEGIN, "/begin_weight_update", {}, timeout_s)
+
+    async def update_bucket(self, specs: Sequence[TensorSpec], group_name: str) -> None:
+        """Receive one flattened bucket from rank 0 of the group and load it.
+
+        Must run while rank 0 broadcasts the bytes of `specs`, concatenated in this order.
+        """
+        payload = {
+            "names": [spec.name for spec in specs],
+            "dtypes": [spec.dtype for spec in specs],
+            "shapes": [spec.shape for spec in specs],
+            "group_name": group_name,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,  # a flush with live requests fails the call after the load
+        }
+        timeout_s = self.timeouts.transfer_s
+        await self._post(Phase.TRANSFER, "/update_weights_from_distributed", payload, timeout_s)
+
+    async def stamp(self, version: int) -> None:
+        """Name the loaded weights. After the last bucket only: partial weights have no version."""
+        payload = {"new_version": str(version), "abort_all_requests": False}
+        await self._post(Phase.STAMP, "/update_weight_version", payload, self.timeouts.end_s)
+
+    async def end_update(self) -> None:
+        await self._post(Phase.END, "/end_weight_update", {}, self.timeouts.end_s)
+
+    async def abandon_update(self) -> None:
+        """Close the session that a failed update left open, if any. The engine stays paused."""
+        with contextlib.suppress(EngineRefused):  # how SGLang says that no session is open
+            await self.end_update()
+
+    async def parameter_names(self) -> frozenset[str]:
+        """Names of the parameters as the engine holds them, projections fused."""
+        start = time.monotonic()
+        payload = {"action": "checksum"}
+        timeout_s = self.timeouts.transfer_s
+        answer = await self._post(Phase.READ, "/weights_checker", payload, timeout_s)
+        try:
+            return frozenset(answer["ranks"][0]["checksums"])
+        except (KeyError, IndexError) as error:
+            raise self._refused(Phase.READ, start, f"no checksums: {error!r}") from error
+
+    async def resume(self) -> None:
+        """Continue every paused request on its old KV cache."""
+        payload = {"torch_empty_cache": False}
+        await self._post(Phase.RESUME, "/continue_generation", payload, self.timeouts.resume_s)
+
+    async def get_weight(self, name: str, num_rows: int) -> list[Any]:
+        """The first `num_rows` rows, as float32, of a tensor in Hugging Face naming.
+
+        Under tensor parallelism these are rows of rank 0's shard.
+        """
+        payload = {"name": name, "truncate_size": num_rows}
+        timeout_s = self.timeouts.info_s
+        return await self._call(Phase.READ, "POST", "/get_weights_by_name", payload, timeout_s)
+
+    async def _post(
+        self, phase: Phase, path: str, payload: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        start = time.monotonic()
+        answer = await self._call(phase, "POST", path, payload, timeout_s)
+        if answer.get("success") is False:
+            raise self._refused(phase, start, str(answer.get("message")))
+        return answer
+
+    async def _call(
+        self, phase: Phase, method: str, path: str, payload: object, timeout_s: float
+    ) -> Any:
+        """One HTTP exchange with a JSON (or empty) answer."""
+        start = time.monotonic()
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        body = None if payload is None else msgspec.json.encode(payload)
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self.session.request(
+                method, self.url + path, data=body, headers=headers, timeout=timeout
+            ) as response:
+                content = await response.read()
+        except TimeoutError as error:
+            detail = f"no answer within {timeout_s:g} s"
+            raise EngineTimeout(self.name, phase, time.monotonic() - start, detail) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(phase, start, error) from error
+        if response.status != 200:
+            detail = f"HTTP {response.status}: {content[:500].decode(errors='replace')}"
+            raise self._refused(phase, start, detail)
+        try:
+            return msgspec.json.decode(content) if content else {}
+        except msgspec.DecodeError as error:
+            raise self._refused(phase, start, f"{path} answered no JSON: {error}") from error
+
+    def _unreachable(self, phase: Phase, start: float, error: Exception) -> EngineUnreachable:
+        detail = f"{type(error).__name__}: {error}"
+        return EngineUnreachable(self.name, phase, time.monotonic() - start, detail)
+
+    def _refused(self, phase: Phase, start: float, detail: str) -> EngineRefused:
+        return EngineRefused(self.name, phase, time.monotonic() - start, detail)

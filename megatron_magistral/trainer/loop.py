@@ -1,0 +1,92 @@
+"""The trainer side of Figure 3 of the paper, as one loop:
+
+    publish weights -> pull a batch -> train its minibatches -> publish weights -> ...
+
+Generators go on while this loop trains, and while it publishes all but the pause of the transfer.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from megatron_magistral.algorithm.settings import AlgorithmSettings
+from megatron_magistral.config import RlConfig
+from megatron_magistral.trainer.batch import PackedBatch
+from megatron_magistral.trainer.feed import Feed
+from megatron_magistral.trainer.objective import PolicyObjective
+from megatron_magistral.trainer.sft import step_metrics
+from megatron_magistral.trainer.step import StepStats, Trainer
+from megatron_magistral.types import Batch
+
+
+class Publisher(Protocol):
+    """Sends the trainer's weights to the generators. Every rank calls it."""
+
+    def publish(self, version: int) -> dict[str, float]: ...
+
+
+def train_rl(
+    trainer: Trainer, feed: Feed, publisher: Publisher, config: RlConfig, *, speaks: bool
+) -> None:
+    """Every step of the stage. The first update comes before the first prompt.
+
+    One rank `speaks` to the controller of what all of them did.
+    """
+    settings = config.algorithm.settings(config.num_minibatches)
+    publisher.publish(0)
+    for step in range(config.num_steps):
+        begin = time.monotonic()
+        batch = feed.pull(step, trainer.mesh.dp_rank)
+        pulled = time.monotonic()
+        stats = train_batch(trainer, batch, settings, config)
+        train_s = time.monotonic() - pulled
+        update = publisher.publish(step + 1)
+        if speaks:
+            waited = {"trainer_wait_s": pulled - begin}
+            feed.acknowledge(step, mean_step_metrics(stats, train_s) | update | waited)
+
+
+def train_batch(
+    trainer: Trainer, batch: Batch, settings: AlgorithmSettings, config: RlConfig
+) -> list[StepStats]:
+    """An optimizer step for each minibatch. References are those of the weights before the first."""
+    minibatches = [
+        with_references(
+            trainer,
+            trainer.pack(minibatch.sequences, config.microbatch_tokens),
+            settings,
+            config.temperature,
+        )
+        for minibatch in batch.minibatches
+    ]
+    objective = PolicyObjective(settings, config.temperature)
+    return [trainer.train_minibatch(microbatches, objective) for microbatches in minibatches]
+
+
+def with_references(
+    trainer: Trainer,
+    batches: list[PackedBatch],
+    settings: AlgorithmSettings,
+    temperature: float,
+) -> list[PackedBatch]:
+    """Adds the log-probabilities that a switch asks for: recomputed old ones, the average's."""
+    if settings.recompute_old_logprobs:
+        scores = trainer.score(batches, temperature)
+        batches = [b.with_old_logprobs(s) for b, s in zip(batches, scores, strict=True)]
+    if settings.kl_coef > 0:
+        scores = trainer.score_average(batches, temperature)
+        batches = [b.with_ema_logprobs(s) for b, s in zip(batches, scores, strict=True)]
+    return batches
+
+
+def mean_step_metrics(stats: list[StepStats], train_s: float) -> dict[str, float]:
+    """Means over the optimizer steps of one batch; tokens and time are those of the whole batch."""
+    rows = [step_metrics(item, train_s / len(stats)) for item in stats]
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    num_tokens = sum(row["tokens"] for row in rows)
+    return means | {
+        "tokens": num_tokens,
+        "train_s": train_s,
+        "train_tokens_per_s": num_tokens / train_s,
+    }

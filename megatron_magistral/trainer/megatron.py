@@ -1,0 +1,423 @@
+"""The edge to Megatron-core: the only file that imports it.
+
+Builds a model in a parallel layout, its optimizer, and runs Megatron's schedules over packed
+microbatches. What a step computes is in `step.py`; what an objective is in `objective.py`.
+
+Gradients are plain sums over microbatches and data-parallel ranks: the weights of an objective
+hold the denominators of the whole minibatch, so nothing here divides by a number of tokens.
+
+Shapes: T packed tokens, R trained rows, H hidden size, V vocabulary entries of this rank.
+"""
+
+# ruff: noqa: E402 (Megatron is imported after the CPU compatibility hook)
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron_magistral.trainer import cpu
+
+cpu.install()
+
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE, get_gpt_decoder_block_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
+
+from megatron_magistral.trainer.attention import PackedAttention
+from megatron_magistral.trainer.batch import PackedBatch, pack
+from megatron_magistral.trainer.layout import LayoutError, ParallelLayout
+from megatron_magistral.trainer.logprobs import VocabShard
+from megatron_magistral.trainer.settings import OptimizerSettings
+from megatron_magistral.weights.architecture import Architecture
+from megatron_magistral.weights.gather import Mesh
+from megatron_magistral.weights.names import padded_vocab_size
+
+USES_TRANSFORMER_ENGINE: bool = HAVE_TE and not cpu.is_cpu()
+"""Whether layers are Transformer Engine's: its parameter names fuse norms into linear layers."""
+
+logging.getLogger("megatron.core").setLevel(logging.WARNING)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The vocabulary projection of this rank, without padding entries."""
+
+    weight_VH: Tensor
+    shard: VocabShard
+
+
+RowFunction = Callable[[Tensor, Head, PackedBatch], Any]
+"""(hidden states [R, H], head, microbatch) -> result, on the last pipeline stage."""
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+def init_distributed(layout: ParallelLayout, timeout_s: float, seed: int) -> Mesh:
+    """Joins the ranks that torchrun or srun started, and builds the layout's groups.
+
+    A collective that some rank does not join fails after `timeout_s`. Raises LayoutError if the
+    layout is for another number of ranks.
+    """
+    if not cpu.is_cpu():
+        torch.cuda.set_device(int(torch.distributed.get_node_local_rank()))
+    timeout = timedelta(seconds=timeout_s)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo" if cpu.is_cpu() else "nccl", timeout=timeout)
+    if dist.get_world_size() != layout.world_size:
+        ranks, parts = dist.get_world_size(), f"{layout.tp} x {layout.pp} x {layout.dp}"
+        raise LayoutError(
+            f"{ranks} ranks were started, tp x pp x dp = {parts} needs {layout.world_size}"
+        )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        distributed_timeout_minutes=max(1, round(timeout_s / 60)),
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    return Mesh(
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tp_size=layout.tp,
+        pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        pp_size=layout.pp,
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=layout.dp,
+        tp_group=parallel_state.get_tensor_model_parallel_group(),
+        pp_group=parallel_state.get_pipeline_model_parallel_group(),
+        dp_group=parallel_state.get_data_parallel_group(),
+    )
+
+
+def destroy_model_parallel() -> None:
+    """Forgets the layout's groups, so that another layout can be built on the same ranks."""
+    parallel_state.destroy_model_parallel()
+
+
+def destroy_distributed() -> None:
+    """Leaves all groups. Without it a gloo process may abort at exit."""
+    destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+# --- the model --------------------------------------------------------------------------------
+
+
+class _RMSNorm(torch.nn.RMSNorm):
+    """Megatron's wrapper of torch's norm refuses sequence parallelism, which only needs a mark:
+    each rank then sees a part of the tokens, and the weight's gradients are summed."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[assignment]
+
+
+def _leave_as_is(weight: Tensor) -> Tensor:
+    return weight
+
+
+def _transformer_config(
+    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: bool
+) -> TransformerConfig:
+    window = next((w for w in arch.windows if w is not None), None)
+    recompute_all = dict(
+        recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+    )
+    return TransformerConfig(
+        num_layers=arch.num_layers,
+        hidden_size=arch.hidden_size,
+        ffn_hidden_size=arch.ffn_hidden_size,
+        num_attention_heads=arch.num_heads,
+        num_query_groups=arch.num_kv_heads,
+        kv_channels=arch.head_dim,
+        # Queries and keys both carry YaRN's factor, so their product carries its square.
+        softmax_scale=arch.rope_attention_factor**2 / arch.head_dim**0.5,
+        window_size=None if window is None else (window - 1, 0),
+        window_attn_skip_freq=[int(w is not None) for w in arch.windows] if window else None,
+        layernorm_epsilon=arch.norm_eps,
+        normalization="RMSNorm",
+        qk_layernorm=arch.qk_norm,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=arch.qkv_bias,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        sequence_parallel=layout.splits_sequence,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        # Sums over microbatches and ranks, with no division (see _finalize_grads).
+        calculate_per_token_loss=True,
+        # Microbatches differ in length; Megatron then asks for this dispatcher, experts or not.
+        variable_seq_lengths=layout.pp > 1,
+        moe_token_dispatcher_type="alltoall",
+        # The interleaved schedule is silently wrong with batched sends unless they overlap.
+        overlap_p2p_comm=layout.vpp > 1,
+        batch_p2p_comm=layout.vpp == 1,
+        batch_p2p_sync=not cpu.is_cpu(),
+        deallocate_pipeline_outputs=not cpu.is_cpu(),
+        # Weights are always loaded, so initial values would only cost time. Initialisation itself
+        # must run: it marks the tensor-parallel parameters, which the gradient norm relies on.
+        init_method=_leave_as_is,
+        output_layer_init_method=_leave_as_is,
+        use_cpu_initialization=cpu.is_cpu(),
+        # Fused kernels of CUDA, Transformer Engine and apex.
+        bias_activation_fusion=not cpu.is_cpu(),
+        bias_dropout_fusion=not cpu.is_cpu(),
+        apply_rope_fusion=USES_TRANSFORMER_ENGINE,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        gradient_accumulation_fusion=False,
+        **(recompute_all if recompute else {}),
+    )
+
+
+def _block_spec(arch: Architecture, config: TransformerConfig, vp_stage: int | None) -> Any:
+    block = get_gpt_decoder_block_spec(
+        config, USES_TRANSFORMER_ENGINE, normalization="RMSNorm", vp_stage=vp_stage
+    )
+    if USES_TRANSFORMER_ENGINE:
+        return block
+    block.layer_norm = _RMSNorm
+    for spec in block.layer_specs:
+        layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+        layer.input_layernorm = layer.pre_mlp_layernorm = _RMSNorm
+        if arch.qk_norm:
+            attention.q_layernorm = attention.k_layernorm = _RMSNorm
+        attention.core_attention = PackedAttention
+    return block
+
+
+def _build_chunk(
+    arch: Architecture, layout: ParallelLayout, config: TransformerConfig, vp_stage: int | None
+) -> GPTModel:
+    stage: dict[str, Any] = dict(ignore_virtual=vp_stage is None)
+    if vp_stage is not None:
+        stage["vp_stage"] = vp_stage
+    model = GPTModel(
+        config,
+        _block_spec(arch, config, vp_stage),
+        padded_vocab_size(arch.vocab_size, layout.tp),
+        arch.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(**stage),
+        post_process=parallel_state.is_pipeline_last_stage(**stage),
+        share_embeddings_and_output_weights=arch.tied_embeddings,
+        position_embedding_type="rope",
+        vp_stage=vp_stage,
+    )
+    # One table covers every RoPE variant; Megatron's own options cover some, with fixed constants.
+    model.rotary_pos_emb.inv_freq = torch.tensor(arch.rope_inv_freq)
+    if model.post_process:
+        # The objective projects onto the vocabulary itself, in chunks: let hidden states through.
+        model.output_layer.forward = lambda hidden, **_: (hidden, None)
+    return model
+
+
+class MegatronModel:
+    """The model chunks of this rank. Weights are undefined until they are loaded."""
+
+    def __init__(
+        self,
+        arch: Architecture,
+        layout: ParallelLayout,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        recompute: bool = False,
+    ) -> None:
+        self.mesh = mesh
+        self._arch = arch
+        self._layout = layout
+        self._config = _transformer_config(arch, layout, dtype, recompute)
+        stages: list[int | None] = [*range(layout.vpp)] if layout.vpp > 1 else [None]
+        chunks = [_build_chunk(arch, layout, self._config, stage) for stage in stages]
+        ddp_config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, use_distributed_optimizer=True
+        )
+        self.device = torch.device("cpu" if cpu.is_cpu() else torch.cuda.current_device())
+        self.chunks = [
+            DistributedDataParallel(self._config, ddp_config, chunk.to(self.device))
+            for chunk in chunks
+        ]
+        no_sync = [chunk.no_sync for chunk in self.chunks]
+        self._config.no_sync_func = no_sync if layout.vpp > 1 else no_sync[0]
+        self._config.finalize_model_grads_func = _finalize_grads
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """This rank's parameters, with the layer's number in the whole model in their names."""
+        for chunk in self.chunks:
+            layers = chunk.module.decoder.layers
+            for name, parameter in chunk.module.named_parameters():
+                if name.startswith("decoder.layers."):
+                    _, _, index, rest = name.split(".", 3)
+                    number = layers[int(index)].layer_number - 1
+                    name = f"decoder.layers.{number}.{rest}"
+                yield name, parameter
+
+    def zero_grad(self) -> None:
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+
+    def forward_backward(self, batches: Sequence[PackedBatch], loss: RowFunction) -> list[Any]:
+        """Accumulates the gradient of sum(loss) in the parameters' `main_grad`, over microbatches
+        and data-parallel ranks. `loss` returns (scalar, result); the results of all microbatches
+        come back on the last stage, an empty list elsewhere."""
+        return self._run(batches, loss, forward_only=False)
+
+    @torch.no_grad()
+    def forward(self, batches: Sequence[PackedBatch], function: RowFunction) -> list[Any]:
+        """The results of `function` over the microbatches, on the last stage; no gradients."""
+        return self._run(batches, function, forward_only=True)
+
+    def _run(
+        self, batches: Sequence[PackedBatch], function: RowFunction, forward_only: bool
+    ) -> list[Any]:
+        def forward_step(batches: Iterator[PackedBatch], chunk: Any) -> tuple[Tensor, Callable]:
+            batch = next(batches)
+            output = chunk(
+                batch.tokens_T[None], None, None, packed_seq_params=_packed_seq_params(batch)
+            )
+            return output, partial(self._on_rows, chunk, batch, function)
+
+        interleaved = len(self.chunks) > 1
+        # The interleaved schedule wants whole rounds of the pipeline: add empty microbatches.
+        num_missing = -len(batches) % self.mesh.pp_size if interleaved else 0
+        empty = pack([], self._layout.token_multiple, self.device)
+        padded = [*batches, *[empty] * num_missing]
+        iterators = [iter(padded) for _ in self.chunks]
+        results = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iterators if interleaved else iterators[0],
+            model=self.chunks if interleaved else self.chunks[0],
+            num_microbatches=len(padded),
+            seq_length=batches[0].tokens_T.numel(),
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+        return results[: len(batches)]
+
+    def _on_rows(
+        self,
+        chunk: Any,
+        batch: PackedBatch,
+        function: RowFunction,
+        output: Tensor,
+        non_loss_data: bool = False,
+    ) -> Any:
+        """Megatron's loss function: `output` is [1, T, H], of this rank's tokens only where the
+        sequence is split."""
+        if self._config.sequence_parallel:
+            hidden_TH = tensor_parallel.gather_from_sequence_parallel_region(output[0])
+        else:
+            hidden_TH = tensor_parallel.copy_to_tensor_model_parallel_region(output[0])
+        result = function(hidden_TH[batch.rows_R], self._head(chunk), batch)
+        if non_loss_data:
+            return result
+        loss, details = result
+        return loss, torch.zeros((), dtype=torch.int, device=loss.device), details
+
+    def _head(self, chunk: Any) -> Head:
+        model = chunk.module
+        weight_VH = (
+            model.shared_embedding_or_output_weight()
+            if model.share_embeddings_and_output_weights
+            else model.output_layer.weight
+        )
+        first = self.mesh.tp_rank * len(weight_VH)
+        num_real = min(len(weight_VH), self._arch.vocab_size - first)
+        group = self.mesh.tp_group if self.mesh.tp_size > 1 else None
+        return Head(weight_VH[:num_real], VocabShard(first, group))
+
+
+def _packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=batch.cu_seqlens,
+        cu_seqlens_kv=batch.cu_seqlens,
+        max_seqlen_q=batch.max_seqlen,
+        max_seqlen_kv=batch.max_seqlen,
+    )
+
+
+def _finalize_grads(chunks: list[Any], num_tokens: Tensor, **kwargs: Any) -> None:
+    """Reduces gradients over data-parallel ranks, over tensor-parallel ones for norms under
+    sequence parallelism, and over both copies of tied embeddings; but does not divide."""
+    finalize_model_grads(chunks, None, **kwargs)
+
+
+# --- the optimizer ----------------------------------------------------------------------------
+
+
+class MegatronOptimizer:
+    """Megatron's distributed Adam: fp32 masters and moments split over data-parallel ranks."""
+
+    def __init__(
+        self, model: MegatronModel, settings: OptimizerSettings, dtype: torch.dtype
+    ) -> None:
+        self.inner = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=settings.lr,
+                min_lr=settings.min_lr,
+                weight_decay=settings.weight_decay,
+                adam_beta1=settings.beta1,
+                adam_beta2=settings.beta2,
+                adam_eps=settings.eps,
+                clip_grad=settings.clip_grad,
+                bf16=dtype == torch.bfloat16,
+                params_dtype=dtype,
+                use_distributed_optimizer=True,
+            ),
+            model.chunks,
+        )
+        self.scheduler = OptimizerParamScheduler(
+            self.inner,
+            init_lr=0.0,
+            max_lr=settings.lr,
+            min_lr=settings.min_lr,
+            lr_warmup_steps=settings.warmup_steps,
+            lr_decay_steps=max(settings.total_steps, settings.warmup_steps + 1),
+            lr_decay_style=settings.schedule.value,
+            start_wd=settings.weight_decay,
+            end_wd=settings.weight_decay,
+            wd_incr_steps=0,
+            wd_incr_style="constant",
+        )
+
+    def grad_norm(self) -> float:
+        """The norm of the whole gradient, over all ranks, before clipping."""
+        self.inner.prepare_grads()
+        return float(self.inner.get_grad_norm())
+
+    def step(self) -> float:
+        """Clips, updates the weights on every rank, and returns the learning rate it used."""
+        self.scheduler.step(1)
+        self.inner.step()
+        return float(self.inner.param_groups[0]["lr"])

@@ -1,0 +1,139 @@
+"""What a Hugging Face `config.json` says about a model, as one value.
+
+Read once at the edge; everything below (layouts, names, the Megatron model) takes an
+`Architecture` and never looks at a Hugging Face object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron_magistral.huggingface import transformers
+
+
+class ArchitectureError(ValueError):
+    """A model that cannot be trained; the message names the file, the key, and what would be."""
+
+
+class Family(StrEnum):
+    """Model families that have a mapping to Megatron, by `model_type`."""
+
+    LLAMA = "llama"
+    MISTRAL = "mistral"
+    QWEN2 = "qwen2"
+    QWEN3 = "qwen3"
+
+
+# "dynamic" and "longrope" change their frequencies with the length of the sequence, and packed
+# sequences share one table.
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+
+    `windows[i]` is how many tokens, itself included, a token of layer i attends to; None is all.
+    `rope_inv_freq` holds head_dim / 2 inverse frequencies; scaled RoPE variants are folded into
+    it. `rope_attention_factor` multiplies queries and keys after rotation (YaRN).
+    """
+
+    family: Family
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    norm_eps: float
+    qkv_bias: bool
+    qk_norm: bool
+    tied_embeddings: bool
+    windows: tuple[int | None, ...]
+    rope_inv_freq: tuple[float, ...]
+    rope_attention_factor: float
+
+
+def read_architecture(hf_dir: Path) -> Architecture:
+    """The architecture of the model in `hf_dir`. Raises ArchitectureError if there is none, or
+    none that is known here."""
+    path = hf_dir / "config.json"
+    if not path.is_file():
+        raise ArchitectureError(f"{path}: no such file; a Hugging Face model directory has one")
+    config = transformers.AutoConfig.from_pretrained(hf_dir, local_files_only=True)
+    try:
+        return architecture_of(config)
+    except ArchitectureError as error:
+        raise ArchitectureError(f"{path}: {error}") from None
+
+
+def architecture_of(config: transformers.PretrainedConfig) -> Architecture:
+    """The architecture that a Hugging Face config describes. Raises ArchitectureError."""
+    if config.model_type not in tuple(Family):
+        known = ", ".join(Family)
+        raise ArchitectureError(f"model_type={config.model_type!r} is unknown; known: {known}")
+    family = Family(config.model_type)
+    _refuse_variants(config)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    inv_freq, attention_factor = _rope(config, head_dim)
+    return Architecture(
+        family=family,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        norm_eps=config.rms_norm_eps,
+        qkv_bias=family is Family.QWEN2,
+        qk_norm=family is Family.QWEN3,
+        tied_embeddings=bool(config.tie_word_embeddings),
+        windows=_windows(config),
+        rope_inv_freq=inv_freq,
+        rope_attention_factor=attention_factor,
+    )
+
+
+def _refuse_variants(config: transformers.PretrainedConfig) -> None:
+    """Options of these families that no released model uses have no mapping."""
+    wanted: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu",),
+        "attention_bias": (False, None),
+        "mlp_bias": (False, None),
+        "partial_rotary_factor": (1.0, None),
+    }
+    for key, values in wanted.items():
+        value = getattr(config, key, None)
+        if value not in values:
+            raise ArchitectureError(f"{key}={value!r} is not supported; must be {values[0]!r}")
+
+
+def _windows(config: transformers.PretrainedConfig) -> tuple[int | None, ...]:
+    window = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
+        return (window,) * config.num_hidden_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _rope(config: transformers.PretrainedConfig, head_dim: int) -> tuple[tuple[float, ...], float]:
+    parameters = config.rope_parameters
+    rope_type = parameters.get("rope_type", "default")
+    if rope_type not in _ROPE_TYPES:
+        known = ", ".join(_ROPE_TYPES)
+        raise ArchitectureError(f"rope_type={rope_type!r} is not supported; known: {known}")
+    if rope_type == "default":
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+        return tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()), 1.0
+    rope_init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope_type]
+    inv_freq, attention_factor = rope_init(config, device="cpu")
+    return tuple(inv_freq.tolist()), float(attention_factor)

@@ -1,0 +1,64 @@
+"""Flattened buckets: many tensors as one run of bytes, the layout SGLang calls "flattened_bucket".
+
+    B  bytes of a bucket
+
+The bytes of each tensor follow those of the one before, without padding. The receiver views its
+slice as the tensor's dtype, so every offset must be a multiple of the element size: wider dtypes
+come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megatron_magistral.rollout.engine import TensorSpec
+
+
+@dataclass(frozen=True)
+class FlatBucket:
+    """`data` [B] uint8 holds the tensors of `specs` in this order."""
+
+    specs: tuple[TensorSpec, ...]
+    data: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.numel()
+
+
+def flatten(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> FlatBucket:
+    """Copy `named` into one contiguous buffer on their device, converted to `dtype` if given.
+
+    Raises:
+        ValueError: nothing to flatten.
+    """
+    if not named:
+        raise ValueError("cannot flatten an empty bucket")
+    ordered = sorted(named, key=lambda item: -(dtype or item[1].dtype).itemsize)
+    dtypes = [dtype or tensor.dtype for _, tensor in ordered]
+    sizes = [t.numel() * d.itemsize for (_, t), d in zip(ordered, dtypes, strict=True)]
+    data = torch.empty(sum(sizes), dtype=torch.uint8, device=ordered[0][1].device)  # [B]
+    for (_, tensor), target, wire_dtype in zip(ordered, data.split(sizes), dtypes, strict=True):
+        target.view(wire_dtype).view(tensor.shape).copy_(tensor)
+    specs = tuple(
+        TensorSpec(name, tuple(tensor.shape), str(wire_dtype).removeprefix("torch."))
+        for (name, tensor), wire_dtype in zip(ordered, dtypes, strict=True)
+    )
+    return FlatBucket(specs, data)
+
+
+def unflatten(bucket: FlatBucket) -> list[tuple[str, Tensor]]:
+    """Views of the tensors in a bucket: what the receiver does."""
+    dtypes = [getattr(torch, spec.dtype) for spec in bucket.specs]
+    sizes = [
+        torch.Size(spec.shape).numel() * dtype.itemsize
+        for spec, dtype in zip(bucket.specs, dtypes, strict=True)
+    ]
+    return [
+        (spec.name, data.view(dtype).view(spec.shape))
+        for spec, dtype, data in zip(bucket.specs, dtypes, bucket.data.split(sizes), strict=True)
+    ]

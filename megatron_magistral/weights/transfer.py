@@ -1,0 +1,320 @@
+"""New weights into running SGLang servers, in place and in the middle of generation.
+
+Runs on trainer rank 0. The other trainer ranks only iterate the same buckets, since gathering
+them is collective. Order of an update:
+
+    gather bucket 0        generation runs
+    pause, begin           on every engine; a paused request keeps its KV cache
+    for each bucket k      broadcast bucket k  |  gather bucket k + 1 meanwhile
+    stamp, end, resume     the version is set only once every bucket has been loaded
+
+HTTP runs on a thread of its own, collectives on the caller's. An engine that fails is named with
+its phase and time, and an engine whose weights may be partial is never resumed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_magistral.rollout.engine import (
+    ControlTimeouts,
+    EngineControl,
+    EngineError,
+    Phase,
+)
+from megatron_magistral.weights.engine_set import EngineSet, PendingCalls, Step
+from megatron_magistral.weights.flatten import FlatBucket, flatten
+from megatron_magistral.weights.group import HostedGroup, host_group
+
+POLL_S = 0.0002
+# How long the other engines get to report, once one has broken a transfer. They do so at once when
+# they see their connection to rank 0 close.
+REPORT_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class EngineAddress:
+    """One SGLang server of `tp` ranks."""
+
+    url: str
+    tp: int = 1
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class UpdateTimings:
+    """Seconds of one update. `pause_s` is all that generation felt.
+
+    prepare_s   first bucket gathered and flattened, before the pause
+    pause_s     from the first pause call to the last resume answer
+    transfer_s  from the first broadcast to the last bucket loaded, part of the pause
+    gather_s    gathering and flattening later buckets, hidden behind the wire while smaller
+    """
+
+    version: int
+    num_buckets: int
+    num_bytes: int
+    prepare_s: float
+    pause_s: float
+    transfer_s: float
+    gather_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.prepare_s + self.pause_s
+
+
+class UpdateFailed(RuntimeError):
+    """Engines could not be connected or did not get an update.
+
+    `errors` says which engine failed, in which phase and when. Engines in `quarantined` may hold
+    partial weights or have missed a phase: they are left paused and need a full update, after
+    `connect`, before any traffic. All others serve `version`, or the one before if the update
+    broke off before the transfer.
+    """
+
+    def __init__(
+        self, doing: str, errors: Sequence[EngineError], quarantined: Sequence[str], why: str = ""
+    ) -> None:
+        reasons = "; ".join([*(str(error) for error in errors), *([why] if why else [])])
+        super().__init__(f"{doing}: {reasons}; quarantined: {', '.join(quarantined)}")
+        self.errors = tuple(errors)
+        self.quarantined = tuple(quarantined)
+
+
+class WeightSender:
+    """Sends versions of the weights from this process to a set of engines.
+
+    `host` is the address of this process as engines reach it. `dtype` is what engines compute in;
+    tensors are converted while they are flattened. Use it as a context manager or call `close`.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: str,
+        host: str = "127.0.0.1",
+        dtype: torch.dtype | None = None,
+        timeouts: ControlTimeouts | None = None,
+    ) -> None:
+        self._backend = backend
+        self._host = host
+        self._dtype = dtype
+        self._timeouts = timeouts or ControlTimeouts()
+        self._engines = EngineSet([])
+        self._group: HostedGroup | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def connect(self, engines: Sequence[EngineAddress]) -> None:
+        """Form a new group with exactly these engines; a former one is left first.
+
+        Raises:
+            UpdateFailed: an engine is not there, lacks the plugin that it needs, or did not join.
+        """
+        self.close()
+        self._engines = EngineSet(
+            [EngineControl(e.url, name=e.name, timeouts=self._timeouts) for e in engines]
+        )
+        self._require(self._engines.run(Phase.INFO, EngineControl.check_plugin))
+        self._require(self._engines.run(Phase.END, EngineControl.abandon_update))
+        world_size = 1 + sum(engine.tp for engine in engines)
+        group = host_group(self._host, world_size, self._backend, self._timeouts.join_s)
+        offsets = dict(zip(self._engines.names, _rank_offsets(engines), strict=True))
+
+        async def join(engine: EngineControl) -> None:
+            await engine.join_update_group(group.address, offsets[engine.name])
+
+        joining = self._engines.start(Phase.JOIN, join)
+        why = ""
+        try:
+            group.join()
+        except RuntimeError as error:
+            why = f"no complete group within {self._timeouts.join_s:g} s: {error}"
+        errors = joining.wait(REPORT_GRACE_S)
+        if errors or why:
+            group.destroy()
+            raise UpdateFailed("connect", errors, self._engines.names, why)
+        self._group = group
+
+    def send(self, buckets: Iterable[Sequence[tuple[str, Tensor]]], version: int) -> UpdateTimings:
+        """Replace the weights of every engine by `buckets` and name them `version`.
+
+        The buckets are always iterated to the end, also on failure: other trainer ranks gather
+        them in lockstep and would otherwise wait for this one.
+
+        Raises:
+            UpdateFailed: see there. The group is gone then: `connect` again.
+        """
+        if self._group is None:
+            raise RuntimeError("WeightSender.send needs a `connect`, also after a failed update")
+        source = _FlatSource(buckets, self._dtype)
+        try:
+            return self._update(source, self._group, version)
+        finally:
+            source.drain()
+
+    def close(self) -> None:
+        """Leave the group and end the control thread. Engines keep what they have."""
+        if self._group is not None:
+            leave = partial(EngineControl.leave_update_group, group_name=self._group.address.name)
+            self._engines.run(Phase.LEAVE, leave)  # an engine that is gone has left, too
+        self._drop_group()
+        self._engines.close()
+        self._engines = EngineSet([])
+
+    def _update(self, source: _FlatSource, group: HostedGroup, version: int) -> UpdateTimings:
+        first = source.next()
+        if first is None:
+            raise ValueError(f"update to version {version}: no buckets")
+        prepare_s = source.busy_s
+        paused_at = time.monotonic()
+        self._open_sessions(version)
+        transfer_at = time.monotonic()
+        num_buckets, num_bytes = self._transfer(source, group, first, version)
+        transfer_s = time.monotonic() - transfer_at
+        self._close_sessions(version)
+        return UpdateTimings(
+            version=version,
+            num_buckets=num_buckets,
+            num_bytes=num_bytes,
+            prepare_s=prepare_s,
+            pause_s=time.monotonic() - paused_at,
+            transfer_s=transfer_s,
+            gather_s=source.busy_s - prepare_s,
+        )
+
+    def _open_sessions(self, version: int) -> None:
+        """Pause and begin everywhere, or nowhere: no weight has changed yet."""
+        steps: tuple[tuple[Phase, Step], ...] = (
+            (Phase.PAUSE, EngineControl.pause),
+            (Phase.BEGIN, EngineControl.begin_update),
+        )
+        for phase, step in steps:
+            errors = self._engines.run(phase, step)
+            if errors:
+                healthy = self._engines.without(errors)
+                errors += self._engines.run(Phase.END, EngineControl.abandon_update, healthy)
+                healthy = self._engines.without(errors)
+                errors += self._engines.run(Phase.RESUME, EngineControl.resume, healthy)
+                self._fail(version, errors)
+
+    def _transfer(
+        self, source: _FlatSource, group: HostedGroup, first: FlatBucket, version: int
+    ) -> tuple[int, int]:
+        """Broadcast and load all buckets; returns their number and bytes."""
+        bucket: FlatBucket | None = first
+        num_buckets, num_bytes = 0, 0
+        while bucket is not None:
+            load = partial(
+                EngineControl.update_bucket, specs=bucket.specs, group_name=group.address.name
+            )
+            loading = self._engines.start(Phase.TRANSFER, load)
+            work = group.broadcast(bucket.data)
+            following = source.next()
+            why = self._wait_on_wire(work, loading)
+            if why or loading.wait():
+                self._drop_group()
+                errors = loading.wait(REPORT_GRACE_S)
+                raise UpdateFailed(_doing(version), errors, self._engines.names, why)
+            num_buckets += 1
+            num_bytes += bucket.num_bytes
+            bucket = following
+        return num_buckets, num_bytes
+
+    def _wait_on_wire(self, work: dist.Work, loading: PendingCalls) -> str:
+        """Wait for a broadcast, but not for one that an engine has already given up.
+
+        Returns what went wrong, or an empty string.
+        """
+        start = time.monotonic()
+        while not work.is_completed():
+            if loading.failures():
+                return "broadcast given up"
+            if time.monotonic() - start > self._timeouts.transfer_s:
+                return f"broadcast took over {self._timeouts.transfer_s:g} s"
+            time.sleep(POLL_S)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            return f"broadcast failed: {error}"
+        return ""
+
+    def _close_sessions(self, version: int) -> None:
+        """Stamp, end and resume. An engine that fails here stays behind; the others go on."""
+        steps: tuple[tuple[Phase, Step], ...] = (
+            (Phase.STAMP, partial(EngineControl.stamp, version=version)),
+            (Phase.END, EngineControl.end_update),
+            (Phase.RESUME, EngineControl.resume),
+        )
+        errors: list[EngineError] = []
+        for phase, step in steps:
+            errors += self._engines.run(phase, step, self._engines.without(errors))
+        if errors:
+            self._fail(version, errors)
+
+    def _fail(self, version: int, errors: Sequence[EngineError]) -> None:
+        self._drop_group()
+        raise UpdateFailed(_doing(version), errors, sorted({error.engine for error in errors}))
+
+    def _require(self, errors: Sequence[EngineError]) -> None:
+        if errors:
+            raise UpdateFailed("connect", errors, [error.engine for error in errors])
+
+    def _drop_group(self) -> None:
+        """Give up our end. Engines that wait in a gloo broadcast see the connection close."""
+        if self._group is not None:
+            self._group.destroy()
+            self._group = None
+
+
+class _FlatSource:
+    """Pulls buckets, flattens them and counts the seconds that takes."""
+
+    def __init__(
+        self, buckets: Iterable[Sequence[tuple[str, Tensor]]], dtype: torch.dtype | None
+    ) -> None:
+        self._iterator: Iterator[Sequence[tuple[str, Tensor]]] = iter(buckets)
+        self._dtype = dtype
+        self.busy_s = 0.0
+
+    def next(self) -> FlatBucket | None:
+        start = time.monotonic()
+        named = next(self._iterator, None)
+        bucket = None if named is None else flatten(named, self._dtype)
+        self.busy_s += time.monotonic() - start
+        return bucket
+
+    def drain(self) -> None:
+        for _ in self._iterator:
+            pass
+
+
+def _doing(version: int) -> str:
+    return f"update to version {version}"
+
+
+def _rank_offsets(engines: Sequence[EngineAddress]) -> list[int]:
+    """First group rank of each engine; rank 0 is the trainer."""
+    offsets = [1]
+    for engine in engines:
+        offsets.append(offsets[-1] + engine.tp)
+    return offsets[:-1]
