@@ -1,27 +1,40 @@
-"""`magistral`: the command line. Exit code 2 for what the user can put right, 1 for a failed run."""
+"""`magistral`: the command line.
+
+Exit code 2 for what the user can put right, 1 for a failed run, 128 + n for a run that was ended
+by signal n.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
+import pkgutil
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from verifier_sandbox.mathcheck.audit import app as audit_app
 
-from megatron_magistral.cluster import RoleFailed, StageTimeout
+import benchmarks
+from megatron_magistral.cluster import Role, RoleFailed, StageTimeout
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import ConfigError, dump, load
 from megatron_magistral.doctor import as_table, examine, failures
-from megatron_magistral.launcher import Refused, planned_roles, train
-from megatron_magistral.run_folder import RunFolder
+from megatron_magistral.launcher import planned_roles, train
+from megatron_magistral.preflight import Refused, run_folder_pattern
 from verifier_sandbox.cli import app as sandbox_app
-from verifier_sandbox.mathcheck.audit import app as audit_app
 
 BAD_INPUT = 2
 FAILED = 1
-INTERRUPTED = 130
+SIGNAL_BASE = 128
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(sandbox_app, name="sandbox", help="The code judge: serve, run, selftest.")
@@ -30,6 +43,20 @@ app.add_typer(audit_app, name="audit", help="Measure the maths check on pairs of
 ConfigPath = Annotated[Path, typer.Argument(help="A file of configs/.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print config and processes, start none.")]
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end. Not an Exception, so that nothing takes it for a failure."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+        super().__init__(self.signal.name)
+
+
+@app.callback()
+def magistral() -> None:
+    """Reinforcement learning from verifiable rewards."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
 
 @app.command("train")
@@ -59,31 +86,80 @@ def doctor() -> None:
     raise typer.Exit(FAILED if failures(findings) else 0)
 
 
+# Whatever follows the name, options too, belongs to the benchmark.
+@app.command(context_settings={"allow_interspersed_args": False})
+def bench(
+    name: Annotated[str, typer.Argument(help="A file of benchmarks/, without its ending.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="For the benchmark.")] = None,
+) -> None:
+    """Run one of the benchmarks."""
+    known = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
+    if name not in known:
+        _refuse(f"bench {name}: no such benchmark; known: {', '.join(known)}")
+    importlib.import_module(f"benchmarks.{name}").main(arguments or [])
+
+
 def _start(config: Config, dry_run: bool) -> None:
-    console = Console()
     for warning in config.warnings():
-        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
-    if dry_run:
-        _print_plan(config, console)
-        return
+        _say(f"warning: {warning}", "yellow")
     try:
-        train(config, console)
+        if dry_run:
+            _print_plan(config)
+            return
+        with _stopped_by_signals():
+            train(config, Console())
     except (Refused, ConfigError) as error:
         _refuse(str(error))
     except (RoleFailed, StageTimeout) as error:
-        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        _say(str(error), "red")
         raise typer.Exit(FAILED) from error
-    except KeyboardInterrupt as error:
-        console.print("interrupted: every process was ended", style="yellow")
-        raise typer.Exit(INTERRUPTED) from error
+    except Stopped as stopped:
+        _say(f"{stopped.signal.name}: every process was ended", "yellow")
+        raise typer.Exit(SIGNAL_BASE + stopped.signal) from stopped
 
 
-def _print_plan(config: Config, console: Console) -> None:
-    console.print(dump(config), highlight=False, markup=False)
-    table = Table("process", "command", title="Processes, in the order of their start")
-    for role in planned_roles(config, RunFolder(config.run.directory / config.run.name)):
-        table.add_row(role.name, " ".join(role.command))
-    console.print(table)
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Turns the first SIGINT, SIGTERM or SIGHUP into Stopped and ignores those after it: ending
+    the processes is bounded in time and must not be broken off. What was ignored stays ignored."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        for each in previous:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(number)
+
+    previous = {
+        number: handler
+        for number in STOP_SIGNALS
+        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+    }
+    for number in previous:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _print_plan(config: Config) -> None:
+    """The resolved config, which can be saved as it is: the processes follow as comments."""
+    stages = planned_roles(config, run_folder_pattern(config))
+    print(dump(config))
+    for stage, roles in stages.items():
+        print(f"# {stage}: {len(roles)} process{'es' * (len(roles) > 1)}")
+        for role in roles:
+            print(f"#   {role.name}: {_shell_line(role)}")
+
+
+def _shell_line(role: Role) -> str:
+    """What would start the role from a shell with our environment."""
+    changes = [
+        f"{name}={shlex.quote(value)}"
+        for name, value in role.environment.items()
+        if os.environ.get(name) != value
+    ]
+    return " ".join([*changes, shlex.join(role.command)])
 
 
 def _load(path: Path, overrides: list[str] | None) -> Config:
@@ -94,14 +170,13 @@ def _load(path: Path, overrides: list[str] | None) -> Config:
 
 
 def _refuse(message: str) -> NoReturn:
-    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    _say(message, "red")
     raise typer.Exit(BAD_INPUT)
 
 
-def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    app()
+def _say(message: str, style: str) -> None:
+    Console(stderr=True).print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
-    main()
+    app()

@@ -1,7 +1,7 @@
-"""What a run is: frozen, typed, strict. Everything that can be wrong is found here, before anything starts.
+"""What a run is: frozen, typed, strict. What can be wrong is found here, before anything starts.
 
-A config file is YAML with the sections of `Config`; `config_file.load` reads it. Every rule names the
-key, the value and what would be right.
+A config file is YAML with the sections of `Config`; `config_file.load` reads it. Every rule names
+the key, the value and what would be right.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class RlConfig(Section):
     n_async: Positive
     """Sequences kept in flight at the generators."""
     queue_size: Positive | None = None
-    """Completions that may wait for the trainer before generators are held back; n_batch if unset."""
+    """Completions that may wait for the trainer before generators are held back [n_batch]."""
     microbatch_tokens: Positive
     """Token budget of a microbatch, prompts included."""
     batch_timeout_s: PositiveFloat = 3600.0

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live panel in a terminal, plain lines elsewhere, the final table."""
+"""What a person sees of a run: a panel in a terminal, plain lines elsewhere, the final table."""
 
 from __future__ import annotations
 

@@ -14,6 +14,6 @@ import torch
 if torch.version.cuda is None:
     sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
 
-import transformers  # noqa: E402
+import transformers
 
 __all__ = ["transformers"]

@@ -16,15 +16,19 @@ from megatron_magistral.cluster import (
     Role,
     Supervisor,
     free_ports,
-    port_is_free,
     python_module,
     trainer_roles,
 )
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import dump
 from megatron_magistral.display import RunView, final_table
-from megatron_magistral.doctor import examine, failures
 from megatron_magistral.evals.report import EvalReport
+from megatron_magistral.preflight import (
+    check_inputs,
+    check_machine,
+    fixed_ports,
+    make_run_folder,
+)
 from megatron_magistral.rollout.sglang_server import (
     ServerSettings,
     server_command,
@@ -33,10 +37,6 @@ from megatron_magistral.rollout.sglang_server import (
 from megatron_magistral.run_folder import RunFolder
 
 PREPARE_TIMEOUT_S = 600.0
-
-
-class Refused(RuntimeError):
-    """The machine or the config does not allow the run; nothing was started."""
 
 
 @dataclass(frozen=True)
@@ -55,32 +55,6 @@ class Ports:
         return Ports(rendezvous, controller, tuple(generators))
 
 
-def fixed_ports(config: Config) -> list[int]:
-    first = config.generator.port
-    return list(range(first, first + config.generator.num_replicas)) if first else []
-
-
-def check_machine(config: Config) -> None:
-    """Raises Refused with the doctor's words when a role could not run here."""
-    found = failures(examine(fixed_ports(config)))
-    if found:
-        raise Refused("\n".join(str(item) for item in found))
-
-
-def context_length(config: Config) -> int:
-    """Tokens that prompt and completion may have together.
-
-    Raises ConfigError when the config's own model does not fit the config.
-    """
-    if config.model.shape is not None:
-        return config.model.shape.context_length
-    assert config.model.path is not None
-    # Costs seconds (transformers), which only a run that brings a model should pay.
-    from megatron_magistral.model_check import check_model
-
-    return check_model(config, config.model.path).max_position_embeddings
-
-
 def prepare_role(run: RunFolder) -> Role:
     return _python_role("prepare", "megatron_magistral.prepare", run)
 
@@ -89,7 +63,7 @@ def sft_roles(config: Config, run: RunFolder, port: int) -> list[Role]:
     return _trainers(config, run, "sft", port)
 
 
-def rl_roles(config: Config, run: RunFolder, ports: Ports) -> list[Role]:
+def rl_roles(config: Config, run: RunFolder, ports: Ports, context_length: int) -> list[Role]:
     """Servers first: they take longest to start."""
     generators = [
         Role(
@@ -98,7 +72,7 @@ def rl_roles(config: Config, run: RunFolder, ports: Ports) -> list[Role]:
             run.log(f"generator-{i}"),
             server_environment(settings, os.environ),
         )
-        for i, settings in enumerate(_server_settings(config, run, ports))
+        for i, settings in enumerate(_server_settings(config, run, ports, context_length))
     ]
     urls = ",".join(f"http://127.0.0.1:{port}" for port in ports.generators)
     verifier = Role(
@@ -126,23 +100,32 @@ def rl_roles(config: Config, run: RunFolder, ports: Ports) -> list[Role]:
     return [*generators, verifier, controller, *trainers]
 
 
-def planned_roles(config: Config, run: RunFolder) -> list[Role]:
-    """Every process that `train` would start, in order; for `--dry-run`."""
+def planned_roles(config: Config, run: RunFolder) -> dict[str, list[Role]]:
+    """Every process that `train` would start, by stage and in order; for `--dry-run`.
+
+    Raises ConfigError where `train` would.
+    """
+    inputs = check_inputs(config)
     ports = Ports.choose(config)
-    roles = [prepare_role(run)]
+    stages = {"prepare": [prepare_role(run)]}
     if config.sft is not None:
-        roles += sft_roles(config, run, ports.rendezvous)
+        stages["sft"] = sft_roles(config, run, ports.rendezvous)
     if config.rl is not None:
-        roles += rl_roles(config, run, ports)
-    return roles
+        stages["rl"] = rl_roles(config, run, ports, inputs.context_length)
+    return stages
 
 
 def train(config: Config, console: Console) -> RunFolder:
-    """Run every stage of the config; show progress; end with the table of held-out results."""
+    """Run every stage of the config; show progress; end with the table of held-out results.
+
+    Raises ConfigError or Refused before anything is started, RoleFailed or StageTimeout after.
+    """
+    inputs = check_inputs(config)
     check_machine(config)
-    context_length(config)
-    run = RunFolder.create(config)
+    run = make_run_folder(config)
     run.config.write_text(dump(config), encoding="utf-8")
+    for warning in inputs.warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     console.print(f"run folder: {run.root}", highlight=False, soft_wrap=True)
     num_steps = {
         stage: section.num_steps
@@ -156,7 +139,7 @@ def train(config: Config, console: Console) -> RunFolder:
         if config.sft is not None:
             _run_stage(supervisor, view, sft_roles(config, run, free_ports(1)[0]), "SFT cold start")
         if config.rl is not None:
-            roles = rl_roles(config, run, Ports.choose(config))
+            roles = rl_roles(config, run, Ports.choose(config), inputs.context_length)
             _run_stage(supervisor, view, roles, "RL: starting generators, verifiers and trainers")
     if config.rl is not None:
         before, after = EvalReport.load(run.eval_before_rl), EvalReport.load(run.eval_after_rl)
@@ -175,12 +158,14 @@ def _run_stage(supervisor: Supervisor, view: RunView, roles: list[Role], phase: 
     supervisor.stop_all()
 
 
-def _server_settings(config: Config, run: RunFolder, ports: Ports) -> list[ServerSettings]:
+def _server_settings(
+    config: Config, run: RunFolder, ports: Ports, context_length: int
+) -> list[ServerSettings]:
     return [
         ServerSettings(
             model_dir=run.rl_model(config),
             port=port,
-            context_length=context_length(config),
+            context_length=context_length,
             tp=config.generator.tensor_parallel,
             dtype=config.generator.dtype,
             max_total_tokens=config.generator.max_total_tokens,

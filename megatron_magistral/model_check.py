@@ -10,8 +10,8 @@ from megatron_magistral.config import Config
 from megatron_magistral.config_file import ConfigError
 from megatron_magistral.trainer.layout import LayoutError, ParallelLayout, check_layout
 from megatron_magistral.weights.architecture import (
-    ArchitectureError,
     Architecture,
+    ArchitectureError,
     read_architecture,
 )
 

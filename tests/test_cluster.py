@@ -14,7 +14,9 @@ from megatron_magistral.cluster import Role, RoleFailed, StageTimeout, Superviso
 
 
 def role(tmp_path: Path, name: str, code: str) -> Role:
-    return Role(name, (sys.executable, "-u", "-c", code), tmp_path / f"{name}.log", dict(os.environ))
+    return Role(
+        name, (sys.executable, "-u", "-c", code), tmp_path / f"{name}.log", dict(os.environ)
+    )
 
 
 def gone(pid: int) -> bool:

@@ -40,7 +40,10 @@ BAD = [
     ("rl.n_async=1", r"rl: n_async = 1 must be at least group_size"),
     ("rl.microbatch_tokens=16", r"rl\.microbatch_tokens = 16 must hold"),
     ("reward.l_cache=100000", r"reward: l_cache = 100000 must be less than l_max"),
-    ("parallel.tensor=3", r"model\.shape\.num_heads = 4 must be a multiple of parallel\.tensor = 3"),
+    (
+        "parallel.tensor=3",
+        r"model\.shape\.num_heads = 4 must be a multiple of parallel\.tensor = 3",
+    ),
     ("generator.tensor_parallel=4", r"num_kv_heads = 2 must be a multiple of generator"),
     ("parallel.pipeline=3", r"num_layers = 4 must be a multiple of parallel\.pipeline = 3"),
     ("parallel.data=5", r"rl\.n_minibatch = \d+ must be a multiple of parallel\.data = 5"),

@@ -37,7 +37,7 @@ class Datasets:
 
     @staticmethod
     def read(paths: DatasetPaths) -> Datasets:
-        """Read what is there; log each row that was set aside. Raises ValueError for an empty set."""
+        """Read what is there; log each row set aside. Raises ValueError for an empty set."""
         return Datasets(
             train=_problems(paths.train),
             held_out=_problems(paths.held_out),

@@ -6,7 +6,6 @@ first weights -> evaluate -> roll out until every step is trained -> last weight
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import logging
@@ -139,7 +138,7 @@ class Controller:
 
 
 async def first_to_end(goal: Coroutine[Any, Any, None], service: Coroutine[Any, Any, None]) -> None:
-    """Wait for `goal` while `service` runs; end the service with it. A failure of either is raised."""
+    """Wait for `goal` while `service` runs, then end the service. A failure of either is raised."""
     tasks = [asyncio.create_task(goal), asyncio.create_task(service)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -148,5 +147,4 @@ async def first_to_end(goal: Coroutine[Any, Any, None], service: Coroutine[Any, 
     finally:
         for task in tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)

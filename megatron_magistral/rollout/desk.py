@@ -2,7 +2,7 @@
 
     PUT  /weights/{version}             an update to `version` begins: hold back new requests
     POST /weights/{version}             every generator holds `version`: let requests through
-    GET  /steps/{step}/shares/{rank}    the minibatches of one data-parallel rank; 204: not ready yet
+    GET  /steps/{step}/shares/{rank}    minibatches of one data-parallel rank; 204: not ready yet
     POST /steps/{step}/trained          the step is trained; the body holds the trainer's metrics
 
 A step is handed out in order and stays available until it is acknowledged, to every process of a
@@ -12,8 +12,9 @@ data-parallel replica that asks for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -30,7 +31,7 @@ class Desk:
     def __init__(
         self,
         pool: EnginePool,
-        next_batch: Callable[[int], Awaitable[Batch]],
+        next_batch: Callable[[int], Coroutine[Any, Any, Batch]],
         on_trained: Callable[[int, dict[str, float]], None],
         num_steps: int,
     ) -> None:
@@ -104,8 +105,9 @@ class Desk:
         return web.Response(body=msgspec.msgpack.encode(share(batch, rank)))
 
     def _notice_failure(self, batch: asyncio.Task[Batch]) -> None:
-        if not batch.cancelled() and batch.exception() is not None and not self._finished.done():
-            self._finished.set_exception(batch.exception())
+        error = None if batch.cancelled() else batch.exception()
+        if error is not None and not self._finished.done():
+            self._finished.set_exception(error)
 
     async def _trained(self, request: web.Request) -> web.Response:
         step = int(request.match_info["step"])

@@ -11,7 +11,7 @@ from megatron_magistral.rewards.total import Grade, gate_failure, total
 from megatron_magistral.types import Completion, GradeStatus, Kind, Problem, Reward
 from verifier_sandbox.client import VerifierClient
 from verifier_sandbox.mathcheck import MathVerdict
-from verifier_sandbox.protocol import JudgeRequest, Test, Verdict
+from verifier_sandbox.protocol import JudgeRequest, Language, Test, Verdict
 
 # A verifier that could not do its work says nothing about the answer.
 _MATHS_FAULTS = (MathVerdict.INTERNAL, MathVerdict.UNREADABLE_REFERENCE)
@@ -58,10 +58,10 @@ class RewardGrader:
 
     async def _grade_maths(self, problem: Problem, gated: GateResult) -> Grade:
         result = await self._verifiers.check_maths(problem.reference, gated.answer)
+        detail = f"{result.verdict.value}: {result.reason}"
         if result.verdict in _MATHS_FAULTS:
-            return Grade(0.0, GradeStatus.INFRASTRUCTURE, f"{result.verdict.value}: {result.reason}")
-        solved = result.verdict is MathVerdict.CORRECT
-        return Grade(float(solved), detail=f"{result.verdict.value}: {result.reason}")
+            return Grade(0.0, GradeStatus.INFRASTRUCTURE, detail)
+        return Grade(float(result.verdict is MathVerdict.CORRECT), detail=detail)
 
     async def _grade_code(self, problem: Problem, gated: GateResult, group: str) -> Grade:
         language = submission_language(problem, gated)
@@ -69,7 +69,7 @@ class RewardGrader:
             return Grade(0.0, detail=f"unknown language {gated.tag!r}")
         result = await self._verifiers.judge(
             JudgeRequest(
-                language=language.value,
+                language=Language(language.value),
                 source=gated.submission,
                 tests=[Test(input=test.input, output=test.output) for test in problem.tests],
                 problem_id=problem.id,

@@ -17,7 +17,6 @@ from megatron_magistral.rollout.source import PromptSource
 from megatron_magistral.rollout.stats import RolloutStats
 from megatron_magistral.types import Completion, Graded, Group, Problem, Reward
 
-
 # Modification 5 of section 2.1: a group whose rewards are all equal teaches nothing.
 OUTCOMES = {
     Diversity.DIVERSE: Outcome.TAKEN,

@@ -24,9 +24,9 @@ from megatron_magistral.rollout.engine_pool import EnginePool
 from megatron_magistral.rollout.generator import Generator
 from megatron_magistral.rollout.grader import RewardGrader
 from megatron_magistral.rollout.sglang_server import ModelLimits
-from megatron_magistral.weights.architecture import read_architecture
 from megatron_magistral.run_folder import RunFolder
 from megatron_magistral.types import Problem
+from megatron_magistral.weights.architecture import read_architecture
 from verifier_sandbox.client import VerifierClient
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ async def control(config: Config, run: RunFolder, port: int, urls: Sequence[str]
     longest_prompt = limits.context_length - config.reward.l_max
 
     def decode(ids: Sequence[int]) -> str:
-        return tokenizer.decode(ids, skip_special_tokens=True)
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
     async with AsyncExitStack() as stack:
         engines = [

@@ -1,4 +1,4 @@
-"""The trainer's end of the controller's desk (see rollout/desk.py). Blocking, every wait bounded."""
+"""The trainer's end of the controller's desk (rollout/desk.py). Blocking, every wait bounded."""
 
 from __future__ import annotations
 

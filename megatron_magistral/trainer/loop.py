@@ -50,7 +50,7 @@ def train_rl(
 def train_batch(
     trainer: Trainer, batch: Batch, settings: AlgorithmSettings, config: RlConfig
 ) -> list[StepStats]:
-    """An optimizer step for each minibatch. References are those of the weights before the first."""
+    """An optimizer step a minibatch; references are those of the weights before the first."""
     minibatches = [
         with_references(
             trainer,

@@ -1,0 +1,142 @@
+"""Everything of a run that can be found wrong before its first process starts.
+
+`check_inputs` looks at what the user wrote and brought (prompt, data, model), `check_machine` at
+what the run is to run on. Both leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_magistral.config import Config
+from megatron_magistral.config_file import ConfigError
+from megatron_magistral.data.schema import Rows, read_problems, read_traces
+from megatron_magistral.doctor import examine, failures
+from megatron_magistral.prompts import load_template
+from megatron_magistral.run_folder import RunFolder
+
+# sun_path of unix(7), less its closing zero.
+MAX_SOCKET_PATH_BYTES = 107
+
+_READERS: dict[str, Callable[[Path], Rows]] = {
+    "train": read_problems,
+    "held_out": read_problems,
+    "traces": read_traces,
+}
+
+
+class Refused(RuntimeError):
+    """The machine does not allow the run; nothing was started."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the check of a run's inputs found out."""
+
+    context_length: int
+    """Tokens that prompt and completion may have together."""
+    warnings: tuple[str, ...]
+    """What is unusual though usable."""
+
+
+def check_inputs(config: Config) -> Inputs:
+    """Prompt file, data files and model directory.
+
+    Raises ConfigError with a line for each thing that is wrong.
+    """
+    problems, warnings = _check_data(config)
+    problems += _check_prompt(config)
+    length = 0
+    try:
+        length = _context_length(config)
+    except ConfigError as error:
+        problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Inputs(length, tuple(warnings))
+
+
+def check_machine(config: Config) -> None:
+    """Raises Refused with the doctor's words when a role could not run here."""
+    found = failures(examine(fixed_ports(config)))
+    if found:
+        raise Refused("\n".join(str(item) for item in found))
+
+
+def run_folder_pattern(config: Config) -> RunFolder:
+    """The run folder as it will be called, with letters for the time."""
+    return RunFolder((config.run.directory / f"{config.run.name}-YYYYMMDD-HHMMSS").resolve())
+
+
+def make_run_folder(config: Config) -> RunFolder:
+    """Raises Refused if there can be none."""
+    num_bytes = len(os.fsencode(run_folder_pattern(config).verifier_socket))
+    if num_bytes > MAX_SOCKET_PATH_BYTES:
+        raise Refused(
+            f"run.directory = {config.run.directory}: the path of a socket in the run folder would "
+            f"have {num_bytes} bytes; at most {MAX_SOCKET_PATH_BYTES} are possible, so choose a "
+            "shorter run.directory or run.name"
+        )
+    try:
+        return RunFolder.create(config)
+    except OSError as error:
+        raise Refused(
+            f"run.directory = {config.run.directory}: no folder can be made there: {error.strerror}"
+        ) from error
+
+
+def fixed_ports(config: Config) -> list[int]:
+    """The ports that the config wants for its generators; none if it takes free ones."""
+    first = config.generator.port
+    return list(range(first, first + config.generator.num_replicas)) if first else []
+
+
+def _context_length(config: Config) -> int:
+    """Raises ConfigError when the config's own model does not fit the config, or is damaged."""
+    if config.model.shape is not None:
+        return config.model.shape.context_length
+    assert config.model.path is not None
+    # Costs seconds (transformers), which only a run that brings a model should pay.
+    from megatron_magistral.model_check import check_model
+    from megatron_magistral.weights.hf_dir import HFWeights
+    from megatron_magistral.weights.names import hf_shapes
+
+    try:
+        arch = check_model(config, config.model.path)
+        ignored = ["lm_head.weight"] if arch.tied_embeddings else []
+        HFWeights(config.model.path).check(hf_shapes(arch), ignored)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"model.path = {config.model.path}: {reason}") from error
+    return arch.max_position_embeddings
+
+
+def _check_prompt(config: Config) -> list[str]:
+    try:
+        load_template(config.data.prompt_file)
+    except UnicodeDecodeError:
+        return [f"data.prompt_file = {config.data.prompt_file}: is not UTF-8 text"]
+    except (OSError, ValueError) as error:
+        return [f"data.{error}"]
+    return []
+
+
+def _check_data(config: Config) -> tuple[list[str], list[str]]:
+    """Problems and warnings. A file is a problem when it holds no usable row at all."""
+    problems, warnings = [], []
+    for key, read in _READERS.items():
+        path = getattr(config.data, key)
+        if path is None:
+            continue
+        rows = read(path)
+        first = f", the first: {rows.bad[0]}" if rows.bad else ""
+        if not rows.rows:
+            problems.append(f"data.{key} = {path}: holds no usable row ({rows.summary()}){first}")
+        elif rows.bad:
+            warnings.append(f"data.{key} = {path}: {rows.summary()}{first}")
+    return problems, warnings
