@@ -20,7 +20,6 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from verifier_sandbox.mathcheck.audit import app as audit_app
 
 import benchmarks
 from megatron_magistral.cluster import Role, RoleFailed, StageTimeout
@@ -28,8 +27,9 @@ from megatron_magistral.config import Config
 from megatron_magistral.config_file import ConfigError, dump, load
 from megatron_magistral.doctor import as_table, examine, failures
 from megatron_magistral.launcher import planned_roles, train
-from megatron_magistral.preflight import Refused, run_folder_pattern
+from megatron_magistral.preflight import Refused, check_inputs, run_folder_pattern
 from verifier_sandbox.cli import app as sandbox_app
+from verifier_sandbox.mathcheck.audit import app as audit_app
 
 BAD_INPUT = 2
 FAILED = 1
@@ -89,13 +89,13 @@ def doctor() -> None:
 # Whatever follows the name, options too, belongs to the benchmark.
 @app.command(context_settings={"allow_interspersed_args": False})
 def bench(
-    name: Annotated[str, typer.Argument(help="A file of benchmarks/, without its ending.")],
+    name: Annotated[str, typer.Argument(help="A file of benchmarks/, without its ending.")] = "",
     arguments: Annotated[list[str] | None, typer.Argument(help="For the benchmark.")] = None,
 ) -> None:
     """Run one of the benchmarks."""
     known = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
     if name not in known:
-        _refuse(f"bench {name}: no such benchmark; known: {', '.join(known)}")
+        _refuse(f"bench: NAME = {name!r} is no benchmark; known: {', '.join(known)}")
     importlib.import_module(f"benchmarks.{name}").main(arguments or [])
 
 
@@ -144,7 +144,10 @@ def _stopped_by_signals() -> Iterator[None]:
 
 def _print_plan(config: Config) -> None:
     """The resolved config, which can be saved as it is: the processes follow as comments."""
-    stages = planned_roles(config, run_folder_pattern(config))
+    inputs = check_inputs(config)
+    for warning in inputs.warnings:
+        _say(f"warning: {warning}", "yellow")
+    stages = planned_roles(config, run_folder_pattern(config), inputs.context_length)
     print(dump(config))
     for stage, roles in stages.items():
         print(f"# {stage}: {len(roles)} process{'es' * (len(roles) > 1)}")

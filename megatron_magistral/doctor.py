@@ -1,9 +1,10 @@
-"""Checks this machine for every role, each with a remedy. `train` refuses early with the same words."""
+"""Checks this machine for every role, each with a remedy. `train` refuses with the same words."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import os
 import platform
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 from packaging.version import Version
 from rich.table import Table
+from rich.text import Text
 
 from megatron_magistral.cluster import port_is_free
 from megatron_magistral.rollout.sglang_server import NEWEST_TESTED_SGLANG, OLDEST_SGLANG
@@ -26,6 +28,7 @@ OLDEST_MEGATRON = Version("0.16.1")
 FIRST_UNTESTED_MEGATRON = Version("0.20")
 # Two trainer ranks, one SGLang server of three processes, controller and verifiers of a tiny model.
 MEMORY_NEEDED_MIB = 6 * 1024
+SHARED_MEMORY_NEEDED_MIB = 64
 SYS_LANDLOCK_CREATE_RULESET = 444
 LANDLOCK_CREATE_RULESET_VERSION = 1
 
@@ -77,15 +80,13 @@ def as_table(findings: Sequence[Finding]) -> Table:
     styles = {Health.OK: "green", Health.NOTE: "yellow", Health.FAIL: "bold red"}
     table = Table("check", "", "seen", "remedy", title="This machine, for every role")
     for item in findings:
-        health = f"[{styles[item.health]}]{item.health}[/]"
-        table.add_row(item.name, health, item.seen, item.remedy)
+        health = Text(item.health, style=styles[item.health])
+        table.add_row(item.name, health, Text(item.seen), Text(item.remedy))
     return table
 
 
 def _python() -> Finding:
     seen = platform.python_version()
-    if sys.version_info < (3, 11):
-        return Finding("Python", Health.FAIL, seen, "use Python 3.11")
     if sys.version_info >= (3, 12):
         return Finding("Python", Health.NOTE, seen, "tested with Python 3.11")
     return Finding("Python", Health.OK, seen)
@@ -203,20 +204,34 @@ def _landlock() -> Finding:
 
 
 def _memory() -> Finding:
-    free_mib = psutil.virtual_memory().available // 2**20
+    free_mib = min(psutil.virtual_memory().available // 2**20, container_memory_mib())
     if free_mib < MEMORY_NEEDED_MIB:
-        return Finding(
-            "free memory",
-            Health.FAIL,
-            f"{free_mib} MiB",
-            f"free at least {MEMORY_NEEDED_MIB} MiB",
-        )
+        remedy = f"free at least {MEMORY_NEEDED_MIB} MiB"
+        return Finding("free memory", Health.FAIL, f"{free_mib} MiB", remedy)
     return Finding("free memory", Health.OK, f"{free_mib} MiB")
 
 
+def container_memory_mib(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """What the limit of our control group leaves, MiB; infinite without one (cgroup v2).
+
+    Its file cache counts as free: the kernel gives it back before it refuses memory.
+    """
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        statistics = dict(
+            line.split() for line in (cgroup / "memory.stat").read_text().splitlines()
+        )
+    except FileNotFoundError:
+        return math.inf
+    if limit == "max":
+        return math.inf
+    return (int(limit) - used + int(statistics["inactive_file"])) // 2**20
+
+
 def _shared_memory() -> Finding:
-    free_mib = shutil.disk_usage("/dev/shm").free // 2**20
-    if free_mib < 64:
+    free_mib = shutil.disk_usage("/dev/shm").free // 2**20 if Path("/dev/shm").exists() else 0
+    if free_mib < SHARED_MEMORY_NEEDED_MIB:
         remedy = "give the container a larger /dev/shm (docker: --shm-size=1g)"
         return Finding("/dev/shm", Health.FAIL, f"{free_mib} MiB free", remedy)
     return Finding("/dev/shm", Health.OK, f"{free_mib} MiB free")

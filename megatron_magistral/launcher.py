@@ -100,18 +100,14 @@ def rl_roles(config: Config, run: RunFolder, ports: Ports, context_length: int) 
     return [*generators, verifier, controller, *trainers]
 
 
-def planned_roles(config: Config, run: RunFolder) -> dict[str, list[Role]]:
-    """Every process that `train` would start, by stage and in order; for `--dry-run`.
-
-    Raises ConfigError where `train` would.
-    """
-    inputs = check_inputs(config)
+def planned_roles(config: Config, run: RunFolder, context_length: int) -> dict[str, list[Role]]:
+    """Every process that `train` would start, by stage and in order; for `--dry-run`."""
     ports = Ports.choose(config)
     stages = {"prepare": [prepare_role(run)]}
     if config.sft is not None:
         stages["sft"] = sft_roles(config, run, ports.rendezvous)
     if config.rl is not None:
-        stages["rl"] = rl_roles(config, run, ports, inputs.context_length)
+        stages["rl"] = rl_roles(config, run, ports, context_length)
     return stages
 
 

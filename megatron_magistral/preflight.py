@@ -20,6 +20,7 @@ from megatron_magistral.run_folder import RunFolder
 
 # sun_path of unix(7), less its closing zero.
 MAX_SOCKET_PATH_BYTES = 107
+MAX_PORT = 65535
 
 _READERS: dict[str, Callable[[Path], Rows]] = {
     "train": read_problems,
@@ -43,12 +44,12 @@ class Inputs:
 
 
 def check_inputs(config: Config) -> Inputs:
-    """Prompt file, data files and model directory.
+    """Prompt file, data files, model directory and the ports that the config fixes.
 
     Raises ConfigError with a line for each thing that is wrong.
     """
     problems, warnings = _check_data(config)
-    problems += _check_prompt(config)
+    problems += [*_check_prompt(config), *_check_ports(config)]
     length = 0
     try:
         length = _context_length(config)
@@ -117,13 +118,26 @@ def _context_length(config: Config) -> int:
 
 
 def _check_prompt(config: Config) -> list[str]:
+    path = config.data.prompt_file
     try:
-        load_template(config.data.prompt_file)
+        load_template(path)
     except UnicodeDecodeError:
-        return [f"data.prompt_file = {config.data.prompt_file}: is not UTF-8 text"]
-    except (OSError, ValueError) as error:
+        return [f"data.prompt_file = {path}: is not UTF-8 text"]
+    except OSError as error:
+        return [f"data.prompt_file = {path}: cannot be read: {error.strerror}"]
+    except ValueError as error:
         return [f"data.{error}"]
     return []
+
+
+def _check_ports(config: Config) -> list[str]:
+    last = max(fixed_ports(config), default=0)
+    if last <= MAX_PORT:
+        return []
+    return [
+        f"generator.port = {config.generator.port}: the last of {config.generator.num_replicas} "
+        f"ports would be {last}; at most {MAX_PORT} is possible"
+    ]
 
 
 def _check_data(config: Config) -> tuple[list[str], list[str]]:
@@ -133,7 +147,11 @@ def _check_data(config: Config) -> tuple[list[str], list[str]]:
         path = getattr(config.data, key)
         if path is None:
             continue
-        rows = read(path)
+        try:
+            rows = read(path)
+        except OSError as error:
+            problems.append(f"data.{key} = {path}: cannot be read: {error.strerror}")
+            continue
         first = f", the first: {rows.bad[0]}" if rows.bad else ""
         if not rows.rows:
             problems.append(f"data.{key} = {path}: holds no usable row ({rows.summary()}){first}")

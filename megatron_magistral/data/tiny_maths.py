@@ -128,38 +128,38 @@ def _space(*ranges: range, keep: Callable[..., bool] = lambda *_: True) -> tuple
     return tuple(operands for operands in product(*ranges) if keep(*operands))
 
 
-_DIGIT = range(2, 10)
-_FACTOR = range(2, 7)
+_SMALL = range(2, 6)
+_LARGE = range(2, 7)
 
 MATHS_STRUCTURES = {
     "gain_loss": MathsStructure(
         category="maths/numeric",
         wordings=("gain_loss", "value"),
-        operands=_space(_DIGIT, _DIGIT, _DIGIT, keep=lambda a, b, c: c < a + b),
+        operands=_space(_LARGE, _LARGE, _SMALL, keep=lambda a, b, c: c < a + b),
         formula=lambda o, letter: f"{o[0]}+{o[1]}-{o[2]}",
         solve=_gain_loss,
     ),
     "groups": MathsStructure(
         category="maths/numeric",
         wordings=("groups", "value"),
-        operands=_space(_FACTOR, _DIGIT, _FACTOR),
+        operands=_space(_SMALL, _LARGE, _LARGE),
         formula=lambda o, letter: rf"{o[0]}\cdot{o[1]}+{o[2]}",
         solve=_groups,
     ),
     "spend": MathsStructure(
         category="maths/numeric",
         wordings=("spend", "value"),
-        operands=_space(_FACTOR, _DIGIT, _FACTOR, keep=lambda a, b, c: c < a * b),
+        operands=_space(_SMALL, _LARGE, _SMALL, keep=lambda a, b, c: c < a * b),
         formula=lambda o, letter: rf"{o[0]}\cdot{o[1]}-{o[2]}",
         solve=_spend,
     ),
     "left": MathsStructure(
         category="maths/fraction",
-        wordings=("left",),
+        wordings=("left", "value"),
         operands=_space(
-            range(1, 7),
-            range(1, 7),
-            range(4, 17),
+            range(1, 6),
+            range(1, 6),
+            range(5, 14),
             keep=lambda a, b, n: a + b < n and gcd(n - a - b, n) == 1,
         ),
         formula=lambda o, letter: f"1-{fraction(o[0], o[2])}-{fraction(o[1], o[2])}",
@@ -170,9 +170,9 @@ MATHS_STRUCTURES = {
         wordings=("value",),
         operands=_space(
             range(1, 7),
-            _DIGIT,
+            _LARGE,
             range(1, 7),
-            _FACTOR,
+            _LARGE,
             keep=lambda a, b, c, d: gcd(a * c, b * d) == 1,
         ),
         formula=lambda o, letter: rf"{fraction(o[0], o[1])}\cdot{fraction(o[2], o[3])}",
@@ -181,14 +181,14 @@ MATHS_STRUCTURES = {
     "expand": MathsStructure(
         category="maths/symbolic",
         wordings=("expand",),
-        operands=_space(_FACTOR, _DIGIT, _FACTOR),
+        operands=_space(_SMALL, _LARGE, _LARGE),
         formula=lambda o, letter: f"{o[0]}({letter}+{o[1]})+{o[2]}",
         solve=_expand,
     ),
     "expand_product": MathsStructure(
         category="maths/symbolic",
         wordings=("expand",),
-        operands=_space(_FACTOR, _DIGIT),
+        operands=_space(_LARGE, _LARGE),
         formula=lambda o, letter: f"({letter}+{o[0]})({letter}+{o[1]})",
         solve=_expand_product,
     ),

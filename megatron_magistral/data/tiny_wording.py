@@ -29,7 +29,7 @@ class Wording:
 
 
 ENGLISH = Wording(
-    names=("Tom", "Anna", "Sam", "Lucy"),
+    names=("Tom", "Anna", "Sam", "Lucy", "Ben", "Rosa"),
     things=("apples", "books", "coins", "cards"),
     statements={
         "gain_loss": "{name} has ${a}$ {things}, gets ${b}$ more and gives away ${c}$. "

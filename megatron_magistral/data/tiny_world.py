@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -54,7 +54,7 @@ PROBLEMS_HELD_OUT_FILE = "problems_held_out.jsonl"
 TRACES_FILE = "traces.jsonl"
 
 _CODE_CATEGORIES = {"code/python": CodeLanguage.PYTHON, "code/cpp": CodeLanguage.CPP}
-_LETTERS = ("x", "y", "z", "n")
+_LETTERS = ("x", "y", "z", "n", "m", "t", "u", "w")
 _HELD_OUT_ONE_IN = 5
 _MAX_DRAWS = 1000
 
@@ -75,13 +75,15 @@ class Style(StrEnum):
 
 
 STYLE_SHARES = {
-    Style.CAREFUL: 0.46,
-    Style.SLIP: 0.06,
-    Style.GUESS: 0.14,
-    Style.WRONG_GUESS: 0.30,
+    Style.CAREFUL: 0.54,
+    Style.SLIP: 0.05,
+    Style.GUESS: 0.12,
+    Style.WRONG_GUESS: 0.25,
     Style.UNBOXED: 0.04,
 }
 DRIFT_RATE = 0.25  # of the non-English traces think in English
+# Each of the six other languages is 1/60 of the problems: as few traces would not be learned.
+TRACE_SHARE_OTHER_LANGUAGES = 3
 
 
 @dataclass(frozen=True)
@@ -124,17 +126,6 @@ def write(world: TinyWorld, folder: Path) -> None:
     write_rows(folder / TRACES_FILE, world.traces)
 
 
-def tokenizer_texts(world: TinyWorld, render: Callable[[str], str]) -> Iterator[str]:
-    """What the tokenizer is trained on: every training prompt and every response.
-
-    `render` turns a statement into the prompt text, template included.
-    """
-    for problem in world.train:
-        yield render(problem.statement)
-    for trace in world.traces:
-        yield trace.response
-
-
 def side_of(structure: str, operands: Operands) -> Side:
     """On which side of the split a calculation is, in every wording and language."""
     digest = hashlib.blake2b(f"{structure} {operands}".encode(), digest_size=8).digest()
@@ -174,7 +165,8 @@ def apportion(count: int, shares: dict) -> dict:
 
 
 def make_traces(seed: int, exercises: Sequence[Exercise], count: int) -> tuple[Trace, ...]:
-    """`count` traces of mixed quality, going round `exercises`."""
+    """`count` traces of mixed quality, going round `exercises`; those in other languages than
+    English come TRACE_SHARE_OTHER_LANGUAGES times as often."""
     if count and not exercises:
         raise ValueError(f"num_traces is {count} but num_train is 0: traces need problems")
     rng = random.Random(f"{seed} traces")
@@ -182,9 +174,15 @@ def make_traces(seed: int, exercises: Sequence[Exercise], count: int) -> tuple[T
         style for style, quota in apportion(count, STYLE_SHARES).items() for _ in range(quota)
     ]
     rng.shuffle(styles)
+    sources = [
+        exercise
+        for exercise in exercises
+        for _ in range(1 if exercise.problem.language == "en" else TRACE_SHARE_OTHER_LANGUAGES)
+    ]
+    rng.shuffle(sources)
     traces = []
     for index, style in enumerate(styles):
-        exercise = exercises[index % len(exercises)]
+        exercise = sources[index % len(sources)]
         language = exercise.problem.language
         thinks_in = "en" if language != "en" and rng.random() < DRIFT_RATE else language
         response = respond(exercise, style, rng, thinks_in)

@@ -74,13 +74,13 @@ class EngineRefused(EngineError):
 
 @dataclass(frozen=True)
 class ControlTimeouts:
-    """Bounds of the control calls in seconds."""
+    """Bounds of the control calls in seconds; `transfer_s` is that of one bucket."""
 
     info_s: float = 20.0
     join_s: float = 120.0
     pause_s: float = 30.0
     begin_s: float = 60.0
-    transfer_s: float = 300.0
+    transfer_s: float = 120.0
     end_s: float = 60.0
     resume_s: float = 30.0
 

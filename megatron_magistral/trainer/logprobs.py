@@ -37,6 +37,22 @@ class VocabShard:
             dist.all_reduce(tensor, op=op, group=self.group)
 
 
+@dataclass(frozen=True)
+class Head:
+    """The vocabulary projection of this rank, without padding entries."""
+
+    weight_VH: Tensor
+    shard: VocabShard
+
+    def score(
+        self, hidden_RH: Tensor, targets_R: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """`logprobs_and_entropy` of these rows."""
+        return logprobs_and_entropy(
+            hidden_RH, self.weight_VH, targets_R, temperature=temperature, shard=self.shard
+        )
+
+
 def logprobs_and_entropy(
     hidden_RH: Tensor,
     weight_VH: Tensor,

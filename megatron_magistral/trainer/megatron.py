@@ -1,7 +1,7 @@
 """The edge to Megatron-core: the only file that imports it.
 
 Builds a model in a parallel layout, its optimizer, and runs Megatron's schedules over packed
-microbatches. What a step computes is in `step.py`; what an objective is in `objective.py`.
+microbatches. What a step does is in `step.py`, what it minimises in `objective.py`.
 
 Gradients are plain sums over microbatches and data-parallel ranks: the weights of an objective
 hold the denominators of the whole minibatch, so nothing here divides by a number of tokens.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -46,7 +45,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron_magistral.trainer.attention import PackedAttention
 from megatron_magistral.trainer.batch import PackedBatch, pack
 from megatron_magistral.trainer.layout import LayoutError, ParallelLayout
-from megatron_magistral.trainer.logprobs import VocabShard
+from megatron_magistral.trainer.logprobs import Head, VocabShard
 from megatron_magistral.trainer.settings import OptimizerSettings
 from megatron_magistral.weights.architecture import Architecture
 from megatron_magistral.weights.gather import Mesh
@@ -54,16 +53,7 @@ from megatron_magistral.weights.names import padded_vocab_size
 
 USES_TRANSFORMER_ENGINE: bool = HAVE_TE and not cpu.is_cpu()
 """Whether layers are Transformer Engine's: its parameter names fuse norms into linear layers."""
-
 logging.getLogger("megatron.core").setLevel(logging.WARNING)
-
-
-@dataclass(frozen=True)
-class Head:
-    """The vocabulary projection of this rank, without padding entries."""
-
-    weight_VH: Tensor
-    shard: VocabShard
 
 
 RowFunction = Callable[[Tensor, Head, PackedBatch], Any]
@@ -80,14 +70,13 @@ def init_distributed(layout: ParallelLayout, timeout_s: float, seed: int) -> Mes
     layout is for another number of ranks.
     """
     if not cpu.is_cpu():
-        torch.cuda.set_device(int(torch.distributed.get_node_local_rank()))
-    timeout = timedelta(seconds=timeout_s)
+        torch.cuda.set_device(dist.get_node_local_rank())
     if not dist.is_initialized():
-        dist.init_process_group("gloo" if cpu.is_cpu() else "nccl", timeout=timeout)
+        backend = "gloo" if cpu.is_cpu() else "nccl"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     if dist.get_world_size() != layout.world_size:
-        ranks, parts = dist.get_world_size(), f"{layout.tp} x {layout.pp} x {layout.dp}"
         raise LayoutError(
-            f"{ranks} ranks were started, tp x pp x dp = {parts} needs {layout.world_size}"
+            f"{dist.get_world_size()} ranks were started, {layout} needs {layout.world_size}"
         )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
@@ -117,8 +106,7 @@ def destroy_model_parallel() -> None:
 def destroy_distributed() -> None:
     """Leaves all groups. Without it a gloo process may abort at exit."""
     destroy_model_parallel()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 # --- the model --------------------------------------------------------------------------------
@@ -132,20 +120,14 @@ class _RMSNorm(torch.nn.RMSNorm):
         self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
     ) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[assignment]
-
-
-def _leave_as_is(weight: Tensor) -> Tensor:
-    return weight
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (mypy)
 
 
 def _transformer_config(
     arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: bool
 ) -> TransformerConfig:
     window = next((w for w in arch.windows if w is not None), None)
-    recompute_all = dict(
-        recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
-    )
+    whole_layers = dict(recompute_granularity="full", recompute_method="uniform")
     return TransformerConfig(
         num_layers=arch.num_layers,
         hidden_size=arch.hidden_size,
@@ -185,8 +167,8 @@ def _transformer_config(
         deallocate_pipeline_outputs=not cpu.is_cpu(),
         # Weights are always loaded, so initial values would only cost time. Initialisation itself
         # must run: it marks the tensor-parallel parameters, which the gradient norm relies on.
-        init_method=_leave_as_is,
-        output_layer_init_method=_leave_as_is,
+        init_method=lambda weight: weight,
+        output_layer_init_method=lambda weight: weight,
         use_cpu_initialization=cpu.is_cpu(),
         # Fused kernels of CUDA, Transformer Engine and apex.
         bias_activation_fusion=not cpu.is_cpu(),
@@ -195,7 +177,7 @@ def _transformer_config(
         masked_softmax_fusion=False,
         persist_layer_norm=False,
         gradient_accumulation_fusion=False,
-        **(recompute_all if recompute else {}),
+        **(whole_layers | dict(recompute_num_layers=1) if recompute else {}),
     )
 
 
@@ -300,9 +282,14 @@ class MegatronModel:
     ) -> list[Any]:
         def forward_step(batches: Iterator[PackedBatch], chunk: Any) -> tuple[Tensor, Callable]:
             batch = next(batches)
-            output = chunk(
-                batch.tokens_T[None], None, None, packed_seq_params=_packed_seq_params(batch)
+            segments = PackedSeqParams(
+                qkv_format="thd",
+                cu_seqlens_q=batch.cu_seqlens,
+                cu_seqlens_kv=batch.cu_seqlens,
+                max_seqlen_q=batch.max_seqlen,
+                max_seqlen_kv=batch.max_seqlen,
             )
+            output = chunk(batch.tokens_T[None], None, None, packed_seq_params=segments)
             return output, partial(self._on_rows, chunk, batch, function)
 
         interleaved = len(self.chunks) > 1
@@ -354,16 +341,6 @@ class MegatronModel:
         num_real = min(len(weight_VH), self._arch.vocab_size - first)
         group = self.mesh.tp_group if self.mesh.tp_size > 1 else None
         return Head(weight_VH[:num_real], VocabShard(first, group))
-
-
-def _packed_seq_params(batch: PackedBatch) -> PackedSeqParams:
-    return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=batch.cu_seqlens,
-        cu_seqlens_kv=batch.cu_seqlens,
-        max_seqlen_q=batch.max_seqlen,
-        max_seqlen_kv=batch.max_seqlen,
-    )
 
 
 def _finalize_grads(chunks: list[Any], num_tokens: Tensor, **kwargs: Any) -> None:

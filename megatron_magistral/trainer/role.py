@@ -111,6 +111,7 @@ def main(
     generators: Annotated[str, typer.Option(help="URLs, separated by commas")] = "",
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
     folder = RunFolder(run)
     config = load(folder.config)
     speaks = int(os.environ["RANK"]) == 0

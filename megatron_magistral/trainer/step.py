@@ -28,10 +28,9 @@ from torch import Tensor
 from megatron_magistral.trainer.batch import PackedBatch, pack_microbatches
 from megatron_magistral.trainer.ema import WeightAverage
 from megatron_magistral.trainer.layout import ParallelLayout, check_layout
-from megatron_magistral.trainer.logprobs import logprobs_and_entropy
+from megatron_magistral.trainer.logprobs import Head
 from megatron_magistral.trainer.megatron import (
     USES_TRANSFORMER_ENGINE,
-    Head,
     MegatronModel,
     MegatronOptimizer,
     destroy_distributed,
@@ -129,7 +128,7 @@ class Trainer:
         self.model.zero_grad()
 
         def loss(hidden_RH: Tensor, head: Head, batch: PackedBatch) -> tuple[Tensor, Any]:
-            scores = _score(hidden_RH, head, batch, objective.temperature)
+            scores = head.score(hidden_RH, batch.targets_R, objective.temperature)
             outputs = objective.loss(*scores, batch)
             return outputs.loss, outputs.metrics
 
@@ -150,7 +149,7 @@ class Trainer:
         """Log-probabilities [R] of each microbatch under the present weights. No gradients."""
 
         def logprobs(hidden_RH: Tensor, head: Head, batch: PackedBatch) -> Tensor:
-            return _score(hidden_RH, head, batch, temperature)[0]
+            return head.score(hidden_RH, batch.targets_R, temperature)[0]
 
         scores = self.model.forward(batches, logprobs)
         if self.mesh.pp_size == 1:
@@ -194,14 +193,6 @@ class Trainer:
     def close(self) -> None:
         """Leaves the process groups. The trainer cannot be used afterwards."""
         destroy_distributed()
-
-
-def _score(
-    hidden_RH: Tensor, head: Head, batch: PackedBatch, temperature: float
-) -> tuple[Tensor, Tensor]:
-    return logprobs_and_entropy(
-        hidden_RH, head.weight_VH, batch.targets_R, temperature=temperature, shard=head.shard
-    )
 
 
 @torch.no_grad()

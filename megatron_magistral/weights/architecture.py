@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from megatron_magistral.huggingface import transformers
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 class ArchitectureError(ValueError):
@@ -134,6 +134,6 @@ def _rope(config: transformers.PretrainedConfig, head_dim: int) -> tuple[tuple[f
     if rope_type == "default":
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
         return tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()), 1.0
-    rope_init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope_type]
+    rope_init = ROPE_INIT_FUNCTIONS[rope_type]
     inv_freq, attention_factor = rope_init(config, device="cpu")
     return tuple(inv_freq.tolist()), float(attention_factor)

@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import GroupName, _new_process_group_hel
 from megatron_magistral.rollout.engine import UpdateGroup
 
 _serial = itertools.count()
+_abandoned: list[dist.ProcessGroup] = []
 
 
 def host_group(host: str, world_size: int, backend: str, timeout_s: float) -> HostedGroup:
@@ -62,12 +63,27 @@ class HostedGroup:
         _world.pg_group_ranks[process_group] = {rank: rank for rank in range(address.world_size)}
         self._process_group = process_group
 
-    def broadcast(self, data: Tensor) -> dist.Work:
-        """Start sending `data` to all engine ranks."""
-        return dist.broadcast(data, src=0, group=self._process_group, async_op=True)
+    def broadcast(self, data: Tensor, timeout_s: float) -> dist.Work:
+        """Start sending `data` to all engine ranks; fails if it takes longer than `timeout_s`."""
+        assert self._process_group is not None, "join first"
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.timeout = timedelta(seconds=timeout_s)
+        return self._process_group.broadcast([data], options)
 
-    def destroy(self) -> None:
-        """Leave. A peer that waits in a gloo collective gets an error at once."""
+    def leave(self) -> None:
+        """Destroy our end while nothing is in flight."""
         if self._process_group is not None:
             dist.destroy_process_group(self._process_group)
+            self._process_group = None
+
+    def abandon(self) -> None:
+        """Give up the group with a broadcast in flight, without waiting for it.
+
+        NCCL aborts. gloo cannot, and to destroy its group is to wait for the broadcast: the group
+        is kept aside, and the broadcast ends by itself at its timeout.
+        """
+        if self._process_group is not None:
+            self._process_group.abort()
+            _abandoned.append(self._process_group)
             self._process_group = None

@@ -36,8 +36,7 @@ from megatron_magistral.weights.flatten import FlatBucket, flatten
 from megatron_magistral.weights.group import HostedGroup, host_group
 
 POLL_S = 0.0002
-# How long the other engines get to report, once one has broken a transfer. They do so at once when
-# they see their connection to rank 0 close.
+# How long the other engines get to report, once one has broken a transfer.
 REPORT_GRACE_S = 5.0
 
 
@@ -151,7 +150,7 @@ class WeightSender:
             why = f"no complete group within {self._timeouts.join_s:g} s: {error}"
         errors = joining.wait(REPORT_GRACE_S)
         if errors or why:
-            group.destroy()
+            group.leave()
             raise UpdateFailed("connect", errors, self._engines.names, why)
         self._group = group
 
@@ -177,7 +176,8 @@ class WeightSender:
         if self._group is not None:
             leave = partial(EngineControl.leave_update_group, group_name=self._group.address.name)
             self._engines.run(Phase.LEAVE, leave)  # an engine that is gone has left, too
-        self._drop_group()
+            self._group.leave()
+            self._group = None
         self._engines.close()
         self._engines = EngineSet([])
 
@@ -228,11 +228,11 @@ class WeightSender:
                 EngineControl.update_bucket, specs=bucket.specs, group_name=group.address.name
             )
             loading = self._engines.start(Phase.TRANSFER, load)
-            work = group.broadcast(bucket.data)
+            work = group.broadcast(bucket.data, self._timeouts.transfer_s)
             following = source.next()
             why = self._wait_on_wire(work, loading)
             if why or loading.wait():
-                self._drop_group()
+                self._abandon_group()
                 errors = loading.wait(REPORT_GRACE_S)
                 raise UpdateFailed(_doing(version), errors, self._engines.names, why)
             num_buckets += 1
@@ -245,12 +245,9 @@ class WeightSender:
 
         Returns what went wrong, or an empty string.
         """
-        start = time.monotonic()
         while not work.is_completed():
             if loading.failures():
                 return "broadcast given up"
-            if time.monotonic() - start > self._timeouts.transfer_s:
-                return f"broadcast took over {self._timeouts.transfer_s:g} s"
             time.sleep(POLL_S)
         try:
             work.wait()
@@ -272,17 +269,16 @@ class WeightSender:
             self._fail(version, errors)
 
     def _fail(self, version: int, errors: Sequence[EngineError]) -> None:
-        self._drop_group()
+        self._abandon_group()
         raise UpdateFailed(_doing(version), errors, sorted({error.engine for error in errors}))
 
     def _require(self, errors: Sequence[EngineError]) -> None:
         if errors:
             raise UpdateFailed("connect", errors, [error.engine for error in errors])
 
-    def _drop_group(self) -> None:
-        """Give up our end. Engines that wait in a gloo broadcast see the connection close."""
+    def _abandon_group(self) -> None:
         if self._group is not None:
-            self._group.destroy()
+            self._group.abandon()
             self._group = None
 
 

@@ -67,13 +67,24 @@ def test_steps_are_handed_out_in_order_and_acknowledged_once():
         feed.acknowledge(0, {"loss": 0.5})
         with pytest.raises(FeedError, match="409"):
             feed.acknowledge(0, {"loss": 0.5})
-        with pytest.raises(FeedError, match="step 1 is being trained"):
+        with pytest.raises(FeedError, match="step 0 is trained already"):
             feed.pull(0, 0)
         return feed.pull(1, 0).step
 
     step, trained = with_desk(client)
     assert step == 1
     assert trained == [(0, {"loss": 0.5})]
+
+
+def test_a_rank_may_ask_for_the_next_step_before_another_acknowledged_this_one():
+    def client(feed, desk, pool):
+        feed.pull(0, 0)
+        with ThreadPoolExecutor(1) as rank_1:
+            ahead = rank_1.submit(feed.pull, 1, 1)
+            feed.acknowledge(0, {})
+            return ahead.result(timeout=10).step
+
+    assert with_desk(client)[0] == 1
 
 
 def test_requests_wait_while_weights_change():

@@ -1,0 +1,217 @@
+"""The generator and the weight sender against a real SGLang server.
+
+T  output tokens    V  vocabulary
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from megatron_magistral.rollout.generator import Generator, PromptRefused, SamplingSettings
+from megatron_magistral.rollout.sglang_server import ServerSettings, model_limits
+from megatron_magistral.types import Completion, FinishReason, Span
+from megatron_magistral.weights.transfer import EngineAddress, WeightSender
+from tests.rollout.models import random_model
+
+pytestmark = pytest.mark.sglang
+
+TOLERANCE = 1e-4
+
+
+T = TypeVar("T")
+
+
+def with_generator(
+    server: ServerSettings, use: Callable[[Generator], Awaitable[T]], timeout_s: float = 120.0
+) -> T:
+    async def run() -> T:
+        async with Generator(server.url, model_limits(server)) as generator:
+            return await asyncio.wait_for(use(generator), timeout_s)
+
+    return asyncio.run(run())
+
+
+def buckets_of(model: LlamaForCausalLM, tensors_per_bucket: int = 6) -> list[list]:
+    named = [(name, tensor.detach()) for name, tensor in model.state_dict().items()]
+    return [named[i : i + tensors_per_bucket] for i in range(0, len(named), tensors_per_bucket)]
+
+
+def replay(
+    completion: Completion, policies: dict[int, LlamaForCausalLM], temperature: float = 1.0
+) -> Tensor:
+    """Teacher-forced log-probabilities [T], each span by its version on the KV cache kept so far.
+
+    The forward that samples output token t reads tokens up to t - 1, so a span [start, end) is
+    what the positions [start - 1, end - 1) of the output compute.
+    """
+    ids = torch.tensor([completion.prompt_ids + completion.output_ids])
+    num_prompt = len(completion.prompt_ids)
+    cache, position, logprobs = None, 0, []
+    for span in completion.spans:
+        end = num_prompt + span.end - 1
+        with torch.no_grad():
+            output = policies[span.version](ids[:, position:end], past_key_values=cache)
+        cache = output.past_key_values
+        sampled = ids[0, num_prompt + span.start : num_prompt + span.end]
+        logits = output.logits[0, num_prompt + span.start - 1 - position :]  # [span, V]
+        logprobs.append(torch.log_softmax(logits / temperature, -1).gather(1, sampled[:, None]))
+        position = end
+    return torch.cat(logprobs).squeeze(1)
+
+
+def max_error(completion: Completion, expected: Tensor) -> float:
+    return (torch.tensor(completion.logprobs) - expected).abs().max().item()
+
+
+def update(server: ServerSettings, model: LlamaForCausalLM, version: int) -> None:
+    with WeightSender(backend="gloo", dtype=torch.float32) as sender:
+        sender.connect([EngineAddress(server.url)])
+        sender.send(buckets_of(model), version)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_agree_with_transformers(server: ServerSettings, temperature: float) -> None:
+    update(server, random_model(0), 0)
+    sampling = SamplingSettings(max_new_tokens=100, temperature=temperature, ignore_eos=True)
+
+    async def use(generator: Generator) -> Sequence[Completion]:
+        prompts = [[1, 10 + i, 20, 30] for i in range(4)]
+        return await asyncio.gather(
+            *(generator.generate(p, sampling, cache_salt="v0") for p in prompts)
+        )
+
+    for completion in with_generator(server, use):
+        assert len(completion.output_ids) == 100
+        expected = replay(completion, {0: random_model(0)}, temperature)
+        assert max_error(completion, expected) < TOLERANCE
+
+
+def test_updates_in_mid_generation_keep_every_request_and_its_kv_cache(
+    server: ServerSettings,
+) -> None:
+    policies = {version: random_model(version) for version in range(3, 7)}
+    updates = {version: buckets_of(model) for version, model in policies.items()}
+    update(server, policies[3], 3)
+    sampling = SamplingSettings(max_new_tokens=480, ignore_eos=True)
+    seen = [0] * 8
+
+    def count(index: int) -> Callable[[Sequence[int]], None]:
+        def on_tokens(ids: Sequence[int]) -> None:
+            seen[index] += len(ids)
+
+        return on_tokens
+
+    async def use(generator: Generator) -> Sequence[Completion]:
+        with WeightSender(backend="gloo", dtype=torch.float32) as sender:
+            await asyncio.to_thread(sender.connect, [EngineAddress(server.url)])
+            prompts = [[1, 5] + [7] * i for i in range(len(seen))]
+            running = [
+                asyncio.create_task(
+                    generator.generate(prompt, sampling, cache_salt="v3", on_tokens=count(i))
+                )
+                for i, prompt in enumerate(prompts)
+            ]
+            for version in (4, 5, 6):
+                target = min(seen) + 20
+                while min(seen) < target:
+                    await asyncio.sleep(0.001)
+                await asyncio.to_thread(sender.send, updates[version], version)
+            return await asyncio.gather(*running)
+
+    for completion in with_generator(server, use):
+        assert completion.finish_reason is FinishReason.LENGTH
+        assert len(completion.output_ids) == 480
+        versions = [span.version for span in completion.spans]
+        assert versions == sorted(set(versions)) and versions[0] == 3 and versions[-1] == 6
+        bounds = [0, *(span.end for span in completion.spans)]
+        assert [span.start for span in completion.spans] == bounds[:-1] and bounds[-1] == 480
+        assert max_error(completion, replay(completion, policies)) < TOLERANCE
+
+
+def test_a_new_request_does_not_reuse_a_prefix_of_older_weights(server: ServerSettings) -> None:
+    old, new = random_model(7), random_model(8)
+    prompt = [1, *range(100, 140)]
+    sampling = SamplingSettings(max_new_tokens=40, ignore_eos=True)
+
+    async def use(generator: Generator) -> tuple[Completion, Completion]:
+        await asyncio.to_thread(update, server, old, 7)
+        before = await generator.generate(prompt, sampling, cache_salt="v7")
+        await asyncio.to_thread(update, server, new, 8)
+        return before, await generator.generate(prompt, sampling, cache_salt="v8")
+
+    before, after = with_generator(server, use)
+    assert max_error(before, replay(before, {7: old})) < TOLERANCE
+    assert max_error(after, replay(after, {8: new})) < TOLERANCE
+
+
+def test_a_bad_id_is_refused_and_the_server_lives_on(server: ServerSettings) -> None:
+    async def use(generator: Generator) -> Completion:
+        sampling = SamplingSettings(max_new_tokens=4, ignore_eos=True)
+        for bad in (320, -1):
+            with pytest.raises(PromptRefused, match=f"prompt id {bad} at position 1"):
+                await generator.generate([1, bad], sampling, cache_salt="")
+        return await generator.generate([1, 319], sampling, cache_salt="")
+
+    assert len(with_generator(server, use).output_ids) == 4
+
+
+@pytest.mark.parametrize("num_prompt", [2, 500, 511])
+def test_prompt_and_output_may_fill_the_context(server: ServerSettings, num_prompt: int) -> None:
+    async def use(generator: Generator) -> Completion:
+        num_new = server.context_length - num_prompt
+        sampling = SamplingSettings(max_new_tokens=num_new, ignore_eos=True)
+        return await generator.generate([1] * num_prompt, sampling, cache_salt="")
+
+    completion = with_generator(server, use)
+    assert len(completion.prompt_ids) + len(completion.output_ids) == server.context_length
+    assert completion.finish_reason is FinishReason.LENGTH
+
+
+def test_the_stop_token_is_part_of_the_output(server: ServerSettings) -> None:
+    async def use(generator: Generator) -> Completion:
+        stop_ids = tuple(range(3, 160))
+        sampling = SamplingSettings(max_new_tokens=200, stop_token_ids=stop_ids)
+        return await generator.generate([1, 5], sampling, cache_salt="")
+
+    completion = with_generator(server, use)
+    assert completion.finish_reason is FinishReason.STOP
+    assert 2 <= completion.output_ids[-1] < 160  # the model's own end of sequence is 2
+    assert len(completion.logprobs) == len(completion.output_ids)
+
+
+def test_an_interrupted_completion_continues_where_it_broke_off(server: ServerSettings) -> None:
+    update(server, random_model(0), 9)
+
+    async def use(generator: Generator) -> Completion:
+        sampling = SamplingSettings(max_new_tokens=50, ignore_eos=True)
+        whole = await generator.generate([1, 5, 6], sampling, cache_salt="v9")
+        partial = Completion(
+            prompt_ids=whole.prompt_ids,
+            output_ids=whole.output_ids[:10],
+            logprobs=whole.logprobs[:10],
+            spans=(Span(9, 0, 10),),
+            finish_reason=FinishReason.ABORT,
+            text="",
+        )
+        return await generator.generate([1, 5, 6], sampling, cache_salt="v9", partial=partial)
+
+    completion = with_generator(server, use)
+    assert len(completion.output_ids) == 50
+    assert [(span.version, span.start, span.end) for span in completion.spans] == [(9, 0, 50)]
+    assert max_error(completion, replay(completion, {9: random_model(0)})) < TOLERANCE
+
+
+def test_the_plugin_is_active_in_the_scheduler(server: ServerSettings) -> None:
+    async def use(generator: Generator) -> dict:
+        await generator.check_plugin()
+        return await generator.server_info()
+
+    info = with_generator(server, use)
+    assert info["internal_states"][0]["magistral_plugin"]["active"]

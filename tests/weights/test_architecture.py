@@ -1,0 +1,94 @@
+"""What is read of a Hugging Face config, and which configs are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from megatron_magistral.weights.architecture import (
+    ArchitectureError,
+    Family,
+    architecture_of,
+    read_architecture,
+)
+from tests.trainer.models import FAMILIES, hf_model
+
+ROPES = {
+    "default": dict(rope_type="default", rope_theta=5e5),
+    "linear": dict(rope_type="linear", rope_theta=1e4, factor=4.0),
+    "llama3": dict(
+        rope_type="llama3",
+        rope_theta=5e5,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=256,
+    ),
+    "yarn": dict(
+        rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=128
+    ),
+}
+
+
+def test_every_family_is_tested() -> None:
+    assert set(FAMILIES) == set(Family)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rope_frequencies_are_those_of_transformers(rope: str) -> None:
+    model = hf_model("llama", rope_parameters=ROPES[rope])
+    arch = architecture_of(model.config)
+    rotary = model.model.rotary_emb
+    assert torch.equal(torch.tensor(arch.rope_inv_freq), rotary.inv_freq)
+    assert arch.rope_attention_factor == pytest.approx(rotary.attention_scaling)
+
+
+def test_mistral_has_its_window_on_every_layer() -> None:
+    assert architecture_of(hf_model("mistral", sliding_window=8).config).windows == (8,) * 4
+
+
+def test_qwen_has_its_window_on_the_upper_layers_only() -> None:
+    config = hf_model(
+        "qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=3
+    ).config
+    assert architecture_of(config).windows == (None, None, None, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (transformers.GPT2Config(), "model_type='gpt2' is unknown; known: llama, mistral"),
+        (transformers.LlamaConfig(attention_bias=True), "attention_bias=True"),
+        (transformers.LlamaConfig(hidden_act="gelu"), "hidden_act='gelu'"),
+        (
+            transformers.LlamaConfig(
+                rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)
+            ),
+            "rope_type='dynamic'",
+        ),
+    ],
+)
+def test_what_has_no_mapping_is_refused_by_name(
+    config: transformers.PretrainedConfig, words: str
+) -> None:
+    with pytest.raises(ArchitectureError, match=words):
+        architecture_of(config)
+
+
+def test_the_error_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ArchitectureError, match=f"{tmp_path}/config.json: no such file"):
+        read_architecture(tmp_path)
+    transformers.GPT2Config().save_pretrained(tmp_path)
+    with pytest.raises(ArchitectureError, match=f"{tmp_path}/config.json: model_type='gpt2'"):
+        read_architecture(tmp_path)
+
+
+def test_a_saved_config_reads_the_same(tmp_path: Path) -> None:
+    config = hf_model("qwen3", tied=True).config
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen3"
+    assert read_architecture(tmp_path) == architecture_of(config)

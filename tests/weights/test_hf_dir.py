@@ -1,0 +1,105 @@
+"""Model directories: reading, the errors of damaged ones, and writing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from megatron_magistral.weights.architecture import architecture_of
+from megatron_magistral.weights.hf_dir import HFWeights, WeightsError, write_hf_dir
+from megatron_magistral.weights.names import hf_shapes
+from tests.trainer.models import hf_model, save
+
+
+@pytest.mark.parametrize("max_shard_size", ["50GB", "60KB"])
+def test_one_file_or_many_read_the_same(tmp_path: Path, max_shard_size: str) -> None:
+    model = hf_model("llama")
+    model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
+    weights = HFWeights(tmp_path)
+    weights.check(hf_shapes(architecture_of(model.config)))
+    assert all(torch.equal(weights[name], t) for name, t in model.state_dict().items())
+
+
+def test_one_error_names_missing_extra_and_misshapen_tensors(tmp_path: Path) -> None:
+    model = hf_model("llama")
+    save(model, tmp_path)
+    expected = hf_shapes(architecture_of(model.config))
+    expected["model.norm.weight"] = (65,)
+    expected["model.layers.9.mlp.up_proj.weight"] = (1, 2)
+    del expected["lm_head.weight"]
+    with pytest.raises(WeightsError) as error:
+        HFWeights(tmp_path).check(expected)
+    assert str(error.value) == (
+        f"{tmp_path}: tensors missing: model.layers.9.mlp.up_proj.weight; "
+        "not in this architecture: lm_head.weight; "
+        "wrong shape: model.norm.weight [64], must be [65]"
+    )
+
+
+def test_absent_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"has neither model\.safetensors nor"):
+        HFWeights(tmp_path)
+    hf_model("llama").save_pretrained(tmp_path, max_shard_size="60KB")
+    lost = sorted(tmp_path.glob("*.safetensors"))[0]
+    lost.unlink()
+    with pytest.raises(WeightsError, match=f"names files that are absent: {lost.name}"):
+        HFWeights(tmp_path)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    save(hf_model("llama"), tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(WeightsError, match=f"{path}: cannot be read as safetensors"):
+        HFWeights(tmp_path)
+
+
+@pytest.mark.parametrize("shard_bytes", [5 << 30, 60_000])
+def test_a_written_directory_loads_in_transformers(tmp_path: Path, shard_bytes: int) -> None:
+    model = hf_model("llama")
+    source = save(model, tmp_path / "source")
+    (source / "tokenizer.json").write_text('{"a": 1}')
+    tensors = list(model.state_dict().items())
+    target = tmp_path / "target"
+    write_hf_dir(target, ([pair] for pair in tensors), torch.float32, source, shard_bytes)
+
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    assert all(torch.equal(loaded.state_dict()[name], t) for name, t in tensors)
+    assert (target / "tokenizer.json").read_text() == '{"a": 1}'
+    num_files = len(list(target.glob("*.safetensors")))
+    assert num_files == 1 if shard_bytes > 1 << 30 else num_files > 1
+
+
+def test_the_config_says_what_precision_was_written(tmp_path: Path) -> None:
+    model = hf_model("llama")
+    source = save(model, tmp_path / "source")
+    bucket = [(name, t.bfloat16()) for name, t in model.state_dict().items()]
+    write_hf_dir(tmp_path / "target", [bucket], torch.bfloat16, source)
+    config = json.loads((tmp_path / "target" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+
+
+def test_a_write_that_fails_leaves_the_previous_directory(tmp_path: Path) -> None:
+    model = hf_model("llama")
+    source = save(model, tmp_path / "source")
+    target = tmp_path / "target"
+    first = [("a", torch.ones(2))]
+    write_hf_dir(target, [first], torch.float32, source)
+
+    def failing():  # type: ignore[no-untyped-def]
+        yield [("a", torch.zeros(2))]
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        write_hf_dir(target, failing(), torch.float32, source)
+    assert torch.equal(HFWeights(target)["a"], torch.ones(2))
+
+    write_hf_dir(target, [[("a", torch.zeros(2))]], torch.float32, source)
+    assert torch.equal(HFWeights(target)["a"], torch.zeros(2))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("target")] == [
+        "target"
+    ]
