@@ -26,7 +26,7 @@ from megatron_magistral.rollout.generator import SamplingSettings
 from megatron_magistral.rollout.pipeline import Grader, Pipeline
 from megatron_magistral.rollout.queue import GroupQueue, Outcome
 from megatron_magistral.rollout.source import PromptSource
-from megatron_magistral.rollout.stats import sample_row, staleness_metrics
+from megatron_magistral.rollout.stats import padding_metrics, sample_row, staleness_metrics
 from megatron_magistral.run_folder import RunFolder
 from megatron_magistral.types import Batch, Completion, Group, Problem
 
@@ -123,6 +123,7 @@ class Controller:
             "queue_sequences": float(self._queue.num_waiting),
             "in_flight_sequences": float(self._queue.num_in_flight),
             **staleness_metrics(sequences, self._pool.version),
+            **padding_metrics(batch, self._rl.microbatch_tokens),
             **{f"groups_{o}_total": float(self._queue.outcomes[o]) for o in Outcome},
         }
         self._write_samples(groups, step)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from megatron_magistral.algorithm.collate import collation_report, padding_fraction
 from megatron_magistral.types import (
+    Batch,
     FinishReason,
     Graded,
     GradeStatus,
@@ -71,6 +73,23 @@ def staleness_metrics(sequences: Sequence[TrainSequence], version: int) -> dict[
         "staleness_mean": sum(age * count for age, count in ages.items()) / max(1, num_tokens),
         "staleness_max": float(max(ages, default=0)),
         "mixed_version_sequences": mixed / max(1, len(sequences)),
+    }
+
+
+def padding_metrics(batch: Batch, max_tokens: int) -> dict[str, float]:
+    """Share of empty slots in microbatches of `max_tokens`, for greedy collation as the trainer
+    does it and for the baselines it is compared with (section 3). All ranks together."""
+    lengths_of: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, minibatch in enumerate(batch.minibatches):
+        for sequence, rank in zip(minibatch.sequences, minibatch.ranks, strict=True):
+            lengths_of[index, rank].append(len(sequence.tokens))
+    reports = [collation_report(lengths, max_tokens) for lengths in lengths_of.values()]
+    num_tokens = sum(report.num_tokens for report in reports)
+    return {
+        f"padding_{method}": padding_fraction(
+            [num_tokens], sum(getattr(report, method) for report in reports), max_tokens
+        )
+        for method in ("greedy", "sequential_fill", "unsorted_first_fit", "lower_bound")
     }
 
 
