@@ -49,7 +49,8 @@ class ModelShape(Section):
     num_heads: Positive = 4
     num_kv_heads: Positive = 2
     ffn_size: Positive = 384
-    vocab_size: Positive = 1024
+    vocab_size: Annotated[int, Field(ge=261)] = 1024
+    """At least the 256 bytes and five tokens with a meaning."""
     context_length: Positive = 512
     tied_embeddings: bool = True
 
@@ -250,7 +251,7 @@ class GeneratorConfig(Section):
     num_replicas: Positive = 1
     tensor_parallel: Positive = 1
     dtype: DType = DType.BFLOAT16
-    port: Count = 0
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Of the first replica; 0 takes free ones."""
     max_total_tokens: Positive | None = None
     """KV cache of one replica, tokens; SGLang's own choice if unset."""

@@ -50,7 +50,11 @@ def _tokenizer(arch: Architecture, model: Path) -> list[str]:
     path = model / "tokenizer.json"
     if not path.is_file():
         return [f"model.path = {model}: has no tokenizer.json"]
-    size = Tokenizer.from_file(str(path)).get_vocab_size(with_added_tokens=True)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # all that the library raises for a file that it cannot read
+        return [f"{path}: cannot be read as a tokenizer: {error}"]
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
     if size > arch.vocab_size:
         return [
             f"model.path = {model}: its tokenizer has {size} ids but the model only "

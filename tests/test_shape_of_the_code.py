@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 # A part may import those to its right, and nothing to its left.
 LAYERS = (
     {"cli", "launcher"},
-    {"prepare", "model_check", "doctor", "display"},
+    {"prepare", "preflight", "model_check", "doctor", "display"},
     {"rollout.role", "trainer.role"},
     {"trainer", "rollout", "evals", "analysis", "weights"},
     {"data", "cluster", "metrics", "run_folder"},

@@ -85,7 +85,10 @@ def fitting(
     template: str,
     longest_prompt: int,
 ) -> list[Problem]:
-    """The problems whose prompt leaves room for l_max tokens; the log names the others."""
+    """The problems whose prompt leaves room for l_max tokens; the log names the others.
+
+    Raises ValueError if there is none.
+    """
     kept = []
     for problem in problems:
         length = len(tokenizer.encode(render_prompt(problem.statement, template)))
@@ -98,6 +101,11 @@ def fitting(
                 length,
                 longest_prompt,
             )
+    if not kept:
+        raise ValueError(
+            f"none of {len(problems)} problems has a prompt of at most {longest_prompt} tokens, "
+            "which is what reward.l_max leaves of the model's context"
+        )
     return kept
 
 

@@ -1,0 +1,1 @@
+"""The measurements behind `magistral bench`: each module has a `main`."""

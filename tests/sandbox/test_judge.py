@@ -1,0 +1,269 @@
+"""The judge on real programs in the real jail."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.sandbox.conftest import request
+from verifier_sandbox.judge.judge import BadRequestError
+from verifier_sandbox.protocol import Checker, Limits, Program, Verdict
+
+pytestmark = pytest.mark.sandbox
+
+SUM_PY = "a, b = map(int, input().split())\nprint(a + b)\n"
+SUM_CPP = '#include <cstdio>\nint main() { int a, b; scanf("%d %d", &a, &b); printf("%d", a + b); }'
+# Right below 20, wrong from there on.
+HALF_PY = "a, b = map(int, input().split())\nprint(a + b if a < 20 else 0)\n"
+SUMS = [(f"{i} {i}", f"{2 * i}\n") for i in range(40)]
+
+
+def double(a: int) -> tuple[str, str]:
+    return f"[{a}]", str(2 * a)
+
+
+def test_same_tests_for_a_whole_group_are_in_the_record(bench):
+    results = bench.judge_all(request(SUM_PY, SUMS, num_tests=20) for _ in range(4))
+    assert all(result.verdict is Verdict.OK for result in results)
+    assert len({tuple(result.test_ids) for result in results}) == 1
+    assert [test.test_id for test in results[0].per_test] == results[0].test_ids
+
+
+@pytest.mark.parametrize("source", [SUM_PY, HALF_PY, "print(1)", "1/0"])
+def test_stopping_at_the_first_failure_does_not_change_the_score(bench, source):
+    stopped, complete = bench.judge_all(
+        request(source, SUMS, stop_at_first_failure=stop) for stop in (True, False)
+    )
+    assert (stopped.verdict, stopped.score) == (complete.verdict, complete.score)
+    assert len(complete.per_test) == 20
+    shared = len(stopped.per_test)
+    assert [t.verdict for t in stopped.per_test] == [t.verdict for t in complete.per_test[:shared]]
+
+
+def test_all_tests_count_when_nothing_stops(bench):
+    result = bench.judge(request(HALF_PY, SUMS, num_tests=40, stop_at_first_failure=False))
+    assert (result.num_passed, result.num_tests) == (20, 40)
+
+
+def test_cpu_and_memory_of_each_test_are_metered(bench):
+    spender = "x = b'x' * (100 << 20)\nfor _ in range(3000000): pass\nprint('safe')"
+    idler = "import time\ntime.sleep(0.3)\nprint('safe')"
+    spent, idled = (r.per_test[0] for r in bench.judge_all([request(spender), request(idler)]))
+    assert 100 < spent.peak_memory_mib < 150
+    assert spent.cpu_ms > 20
+    assert idled.cpu_ms < 100 < 300 <= idled.wall_ms
+
+
+def test_same_program_compiles_once(bench):
+    source = SUM_CPP + "// same program compiles once"
+    results = bench.judge_all(request(source, SUMS, language="cpp") for _ in range(4))
+    assert [r.verdict for r in results] == [Verdict.OK] * 4
+    assert sorted(r.compile.cached for r in results) == [False, True, True, True]
+
+
+def test_compile_errors_come_with_the_compilers_words(bench):
+    result = bench.judge(request("int main() { return x; }", language="cpp"))
+    assert result.verdict is Verdict.COMPILE_ERROR
+    assert "solution.cpp:1" in result.compile.messages
+    assert "was not declared" in result.compile.messages
+
+
+def test_output_is_the_same_for_every_run(bench):
+    source = "print({str(i) for i in range(50)}, hash('order'))"
+    wanted = "print(repr({str(i) for i in range(50)}) == input() or 1)"
+    assert bench.judge(request(wanted, [("", "1")])).verdict is Verdict.RUNTIME_ERROR
+    runs = [bench.judge(request(source, [("", "never")])) for _ in range(2)]
+    outputs = [_output_of(bench, source) for _ in range(3)]
+    assert {run.verdict for run in runs} == {Verdict.WRONG_ANSWER}
+    assert len(set(outputs)) == 1
+
+
+def _output_of(bench, source: str) -> bytes:
+    async def run() -> bytes:
+        judge = bench.service.judge
+        await judge.judge(request(source, [("", "never")]))
+        async with bench.service.pool.slot() as slot:
+            return slot.launcher.output(1 << 16)
+
+    return bench.await_(run())
+
+
+# Function calls
+
+
+def test_function_results_are_compared_outside(bench):
+    tests = [double(3), double(-5)]
+    good = "def double(a):\n    print('noise')\n    return 2 * a"
+    solution = "class Solution:\n    def double(self, a):\n        return 2 * a"
+    for source in (good, solution):
+        assert bench.judge(request(source, tests, function_name="double")).verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Any:\n    def __eq__(self, other): return True\ndef double(a): return Any()",
+        "class L(list):\n    def __eq__(self, other): return True\ndef double(a): return L([1])",
+        "class I(int):\n    def __eq__(self, other): return True\n"
+        "    def __repr__(self): return '6'\ndef double(a): return I(1)",
+        "import json\njson.dumps = lambda *a, **k: '6'\ndef double(a): return 1",
+        "import builtins\nbuiltins.print = None\ndef double(a): return True",
+        "def double(a):\n    import os\n    os.write(1, b'6')\n    os._exit(0)",
+        "def other(a): return 2 * a",
+    ],
+)
+def test_function_call_hacks_gain_nothing(bench, source):
+    result = bench.judge(request(source, [double(3)], function_name="double"))
+    assert result.verdict in (Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR)
+
+
+def test_function_call_tests_must_be_json(bench):
+    with pytest.raises(BadRequestError, match="JSON"):
+        bench.judge(request("def f(): pass", [("3", "4")], function_name="f"))
+
+
+# Checker programs and interactors
+
+ANY_DIVISOR = """
+import sys
+number, answer = int(open(3).read()), int(open(4).read())
+output = sys.stdin.read().split()
+ok = len(output) == 1 and 1 < int(output[0]) <= number and number % int(output[0]) == 0
+sys.exit(0 if ok else 1)
+"""
+ANY_DIVISOR_CPP = """
+#include <cstdio>
+int main() {
+    FILE* input = fdopen(3, "r"); int number, output;
+    if (fscanf(input, "%d", &number) != 1 || scanf("%d", &output) != 1) return 1;
+    return output > 1 && number % output == 0 ? 0 : 1;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("language", "source"), [("python", ANY_DIVISOR), ("cpp", ANY_DIVISOR_CPP)]
+)
+def test_checker_program_decides(bench, language, source):
+    checker = Checker(kind="program", program=Program(language=language, source=source))
+    tests = [("12", "2"), ("35", "5")]
+    right = "n = int(input())\nprint(next(d for d in range(n, 1, -1) if n % d == 0))"
+    assert bench.judge(request(right, tests, checker=checker)).verdict is Verdict.OK
+    wrong = bench.judge(request("print(5)", tests, checker=checker))
+    assert (wrong.verdict, wrong.detail) == (Verdict.WRONG_ANSWER, "test 0")
+
+
+def test_broken_checker_program_blames_nobody(bench):
+    checker = Checker(
+        kind="program", program=Program(language="cpp", source="int main(){return 9;}")
+    )
+    result = bench.judge(request("print(5)", [("", "")], checker=checker))
+    assert result.verdict is Verdict.INFRASTRUCTURE
+    assert "checker program failed" in result.detail
+
+
+GUESS = """
+import sys
+secret = int(open(4).read())
+for _ in range(10):
+    guess = int(input())
+    print("=" if guess == secret else "<" if secret < guess else ">", flush=True)
+    if guess == secret:
+        sys.exit(0)
+sys.exit(1)
+"""
+BISECT_PY = """
+low, high = 0, 1000
+while True:
+    guess = (low + high) // 2
+    print(guess, flush=True)
+    answer = input()
+    if answer == "=": break
+    if answer == "<": high = guess
+    else: low = guess + 1
+"""
+# input() flushes, reading the stream does not.
+NO_FLUSH = "import sys\nprint(500)\nsys.stdin.readline()"
+BISECT_CPP = """
+#include <iostream>
+#include <string>
+int main() {
+    for (int low = 0, high = 1000;;) {
+        int guess = (low + high) / 2; std::cout << guess << std::endl;
+        std::string answer; if (!(std::cin >> answer) || answer == "=") return 0;
+        if (answer == "<") high = guess; else low = guess + 1;
+    }
+}
+"""
+SPY = """
+import os, sys
+for pid in range(os.getpid() - 20, os.getpid() + 20):
+    if pid != os.getpid():
+        try: print(int(open(f"/proc/{pid}/fd/4").read()), flush=True); break
+        except OSError: pass
+else:
+    print(5000, flush=True)
+    while sys.stdin.readline(): print(5000, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("language", "source", "verdict"),
+    [
+        ("python", BISECT_PY, Verdict.OK),
+        ("cpp", BISECT_CPP, Verdict.OK),
+        (
+            "python",
+            "import sys\nfor i in range(10): print(i, flush=True) or sys.stdin.readline()",
+            Verdict.WRONG_ANSWER,
+        ),
+        ("python", "1/0", Verdict.RUNTIME_ERROR),
+        ("python", NO_FLUSH, Verdict.TIME_LIMIT),
+        ("python", "while True: pass", Verdict.TIME_LIMIT),
+        ("python", SPY, Verdict.WRONG_ANSWER),
+    ],
+    ids=["bisect", "bisect-cpp", "out-of-guesses", "crash", "no-flush", "spin", "spy"],
+)
+def test_interactive_problem(bench, language, source, verdict):
+    checker = Checker(kind="interactive", program=Program(language="python", source=GUESS))
+    limits = Limits(cpu_s=0.5)
+    result = bench.judge(
+        request(source, [("", "617")], language=language, checker=checker, limits=limits)
+    )
+    assert result.verdict is verdict, result.detail
+
+
+# Faults of the machine
+
+
+def test_killed_launcher_costs_nobody_a_verdict(bench):
+    slow = "import time\ntime.sleep(0.4)\n" + SUM_PY
+
+    async def run():
+        pool = bench.service.pool
+        before = pool.num_restarts
+        jobs = [
+            asyncio.create_task(bench.service.judge.judge(request(slow, SUMS[:3])))
+            for _ in range(4)
+        ]
+        await asyncio.sleep(0.6)
+        pids = [slot.launcher.pid for slot in pool._slots]
+        for slot in pool._slots:
+            slot.launcher.kill()
+        results = await asyncio.gather(*jobs)
+        return results, pids, pool.num_restarts - before
+
+    results, pids, num_restarts = bench.await_(run())
+    assert [result.verdict for result in results] == [Verdict.OK] * 4
+    assert num_restarts == len(pids)
+    assert sum(result.num_retries for result in results) >= 1
+
+
+def test_deadline_is_no_verdict_and_frees_the_slot(bench):
+    result = bench.judge(request("while True: pass", deadline_s=0.5))
+    assert result.verdict is Verdict.INFRASTRUCTURE
+    assert "deadline" in result.detail
+    begin = time.monotonic()
+    assert bench.judge(request("print('safe')")).verdict is Verdict.OK
+    assert time.monotonic() - begin < 60
+    assert bench.service.pool.num_busy == 0

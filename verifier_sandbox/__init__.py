@@ -1,0 +1,1 @@
+"""Verifiers of model output, each in killable sandboxed workers. Importable alone."""

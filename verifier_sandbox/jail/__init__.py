@@ -1,0 +1,1 @@
+"""The jail: a small C launcher, the filters it applies, and the Python that speaks to it."""

@@ -1,0 +1,73 @@
+"""Letters of multiple choice: B, (B), B., \\textbf{(B)}, B) with the text of the option."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import words
+from .tokens import Kind, Token
+
+_LETTERS = frozenset("ABCDEFGHIJ")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The letter that was chosen, in upper case."""
+
+    letter: str
+
+
+def read_choice(tokens: Sequence[Token]) -> Choice | None:
+    """The choice that the tokens name, or None if they are something else."""
+    rest = list(tokens)
+    while (
+        len(rest) > 1 and rest[0].kind is Kind.TEXT and (rest[0].text.casefold() in words.LEADING)
+    ):
+        rest = rest[1:]
+    rest = [
+        token for token in rest if not token.is_(Kind.OPEN, "{") and not token.is_(Kind.CLOSE, "{")
+    ]
+    is_open = bool(rest) and rest[0].is_(Kind.OPEN, "(")
+    if is_open:
+        rest = rest[1:]
+    if not rest or rest[0].kind is not Kind.LETTER:
+        return None
+    letter, tail = rest[0].text.upper(), rest[1:]
+    if letter not in _LETTERS or (rest[0].text in ("e", "i") and not is_open):
+        return None
+    if not tail:
+        return None if is_open else Choice(letter)
+    mark = tail[0]
+    if is_open:
+        return Choice(letter) if mark.is_(Kind.CLOSE, "(") and _is_option(tail[1:]) else None
+    has_mark = (
+        mark.is_(Kind.CLOSE, "(") or mark.is_(Kind.OPERATOR, ".") or mark.is_(Kind.SEPARATOR, ":")
+    )
+    return Choice(letter) if has_mark and _is_option(tail[1:]) else None
+
+
+def read_choices(tokens: Sequence[Token]) -> frozenset[str]:
+    """The letters of an answer that chooses several (A, C or AC); empty if it does not."""
+    letters = [token for token in tokens if token.kind is Kind.LETTER]
+    rest = [token for token in tokens if token.kind is not Kind.LETTER]
+    if not 2 <= len(letters) <= len(_LETTERS) or any(
+        not token.is_(Kind.SEPARATOR) and token.text not in ("(", "{") for token in rest
+    ):
+        return frozenset()
+    names = frozenset(token.text for token in letters)
+    return names if names <= _LETTERS else frozenset()
+
+
+def _is_option(tokens: Sequence[Token]) -> bool:
+    """Whether the rest can be the text of one option: not another letter, not a hedge."""
+    return not any(
+        token.is_(Kind.SEPARATOR, "or", "and")
+        or (token.kind is Kind.LETTER and token.text in _LETTERS)
+        or (token.kind is Kind.TEXT and _hedges(token.text))
+        for token in tokens
+    )
+
+
+def _hedges(text: str) -> bool:
+    return any(word in words.HEDGES or word in words.NEGATIONS for word in text.casefold().split())

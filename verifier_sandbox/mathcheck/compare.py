@@ -1,0 +1,383 @@
+"""Compare two answers of any shape. Shapes that differ are unequal but for the bridges here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import gcd
+from typing import TypeGuard
+
+from . import equality
+from .answers import (
+    Answer,
+    Assignment,
+    Based,
+    Clock,
+    Conditions,
+    Congruence,
+    Date,
+    Interval,
+    Membership,
+    Order,
+    Phrase,
+    Quantity,
+    Ratio,
+    Relation,
+    Sequence_,
+)
+from .intervals import are_intervals
+from .nodes import Node, Op, call, contains, number, subtract
+from .numeric import WorkBudget
+from .quantities import quantities_equal
+from .sets import is_set, same_set
+from .signs import expand_signs
+
+_EQUATIONS = frozenset(("=", "~"))
+
+
+class Comparison:
+    """One comparison of a reference with a prediction, under one budget of work."""
+
+    def __init__(self, budget: WorkBudget) -> None:
+        self._budget = budget
+
+    def equal(self, reference: Answer, prediction: Answer) -> bool:
+        """Whether the prediction answers the reference. Raises TooBig."""
+        self._budget.spend(2)
+        if reference == prediction:
+            return True
+        if isinstance(prediction, Relation) and _is_equation(prediction):
+            return self._answers_equation(reference, prediction)
+        if isinstance(reference, Relation) and _is_equation(reference):
+            return self._answers_equation(prediction, reference)
+        if isinstance(reference, Assignment) or isinstance(prediction, Assignment):
+            return self._assignments(reference, prediction)
+        if isinstance(reference, Membership) or isinstance(prediction, Membership):
+            return self._memberships(reference, prediction)
+        if isinstance(reference, Sequence_) or isinstance(prediction, Sequence_):
+            return self._sequences(reference, prediction)
+        if is_set(reference) or is_set(prediction):
+            return same_set(reference, prediction, self._budget)
+        if isinstance(reference, Quantity) and isinstance(prediction, Quantity):
+            return self._quantities(reference, prediction)
+        return self._notations(reference, prediction)
+
+    # equations and names
+
+    def _answers_equation(self, other: Answer, equation: Relation) -> bool:
+        """An equation without a name: the same equation, or a true chain and its value."""
+        if isinstance(other, Relation):
+            return _is_equation(other) and self._same_equation(other, equation)
+        if (
+            isinstance(other, Assignment)
+            and isinstance(other.value, Quantity)
+            and (other.name_node is not None)
+        ):
+            as_relation = Relation((other.name_node, other.value.node), ("=",))
+            if self._same_equation(as_relation, equation):
+                return True
+        if not self._is_true_chain(equation):
+            return False
+        return self.equal(other, Quantity(equation.sides[0]))
+
+    def _same_equation(self, left: Relation, right: Relation) -> bool:
+        if len(left.sides) != 2 or len(right.sides) != 2:
+            return len(left.sides) == len(right.sides) and all(
+                equality.equal(a, b, self._budget)
+                for a, b in zip(left.sides, right.sides, strict=True)
+            )
+        return equality.proportional(
+            subtract(*left.sides), subtract(*right.sides), self._budget, positive=False
+        )
+
+    def _is_true_chain(self, chain: Relation) -> bool:
+        for (left, right), relation in zip(pairwise(chain.sides), chain.relations, strict=True):
+            holds = (
+                equality.agrees_in_digits(right, left, self._budget)
+                if relation == "~"
+                else equality.equal(left, right, self._budget)
+            )
+            if not holds:
+                return False
+        return True
+
+    def _assignments(self, reference: Answer, prediction: Answer) -> bool:
+        for a, b in ((reference, prediction), (prediction, reference)):
+            if isinstance(a, Assignment) and isinstance(b, Sequence_) and len(_names(b)) > 1:
+                spread = _spread(a)
+                return spread is not None and self._two_sequences(spread, b)
+        if not isinstance(reference, Assignment):
+            assert isinstance(prediction, Assignment)
+            return not is_inequality(reference) and self.equal(reference, prediction.value)
+        if not isinstance(prediction, Assignment):
+            return not is_inequality(prediction) and self.equal(reference.value, prediction)
+        if reference.name == prediction.name:
+            return self.equal(reference.value, prediction.value)
+        sides = [_as_equation(answer) for answer in (reference, prediction)]
+        if sides[0] is None or sides[1] is None:
+            return False
+        return equality.proportional(sides[0], sides[1], self._budget, positive=False)
+
+    def _memberships(self, reference: Answer, prediction: Answer) -> bool:
+        if isinstance(reference, Membership) and isinstance(prediction, Membership):
+            return (
+                reference.name == prediction.name
+                and reference.is_member == prediction.is_member
+                and self.equal(reference.container, prediction.container)
+            )
+        if isinstance(reference, Membership):
+            return reference.is_member and self.equal(reference.container, prediction)
+        assert isinstance(prediction, Membership)
+        return prediction.is_member and self.equal(reference, prediction.container)
+
+    # sequences
+
+    def _sequences(self, reference: Answer, prediction: Answer) -> bool:
+        if isinstance(reference, Sequence_) and isinstance(prediction, Sequence_):
+            return self._two_sequences(reference, prediction)
+        if isinstance(reference, Sequence_):
+            return self._sequence_and_other(reference, prediction)
+        assert isinstance(prediction, Sequence_)
+        return self._sequence_and_other(prediction, reference)
+
+    def _two_sequences(self, reference: Sequence_, prediction: Sequence_) -> bool:
+        reference, prediction = self._expanded(reference), self._expanded(prediction)
+        for a, b in ((reference, prediction), (prediction, reference)):
+            inner = a.items[0] if a.order is Order.SET and len(a.items) == 1 else None
+            if isinstance(inner, Sequence_) and inner.order is not Order.SET:
+                return self.equal(inner, b)
+        if (
+            is_set(reference)
+            and is_set(prediction)
+            and not all(isinstance(item, Quantity) for item in reference.items + prediction.items)
+            and same_set(reference, prediction, self._budget)
+        ):
+            return True
+        if _has_relations(reference) or _has_relations(prediction):
+            return same_set(reference, prediction, self._budget)
+        if reference.order is Order.TUPLE or prediction.order is Order.TUPLE:
+            if Order.SET in (reference.order, prediction.order):
+                return False
+            return self._in_order(reference.items, prediction.items)
+        names = [_names(sequence) for sequence in (reference, prediction)]
+        if len(names[0]) > 1 or len(names[1]) > 1:
+            if names[0] and names[1]:
+                return self._in_any_order(reference.items, prediction.items)
+            return self._in_order(reference.items, prediction.items)
+        return self._in_any_order(reference.items, prediction.items)
+
+    def _in_order(self, left: Sequence[Answer], right: Sequence[Answer]) -> bool:
+        return len(left) == len(right) and all(
+            self.equal(a, b) for a, b in zip(left, right, strict=True)
+        )
+
+    def _in_any_order(self, left: Sequence[Answer], right: Sequence[Answer]) -> bool:
+        """Each element of one has an equal in the other, both ways."""
+        unmatched = set(range(len(right)))
+        for a in left:
+            matches = [i for i, b in enumerate(right) if i in unmatched and self.equal(a, b)]
+            if not matches and not any(
+                i not in unmatched and self.equal(a, b) for i, b in enumerate(right)
+            ):
+                return False
+            unmatched -= set(matches)
+        return not unmatched
+
+    def _expanded(self, sequence: Sequence_) -> Sequence_:
+        """The sequence with a plus-minus element replaced by its values."""
+        items: list[Answer] = []
+        for item in sequence.items:
+            expanded = expand_signs(item)
+            items.extend(expanded if expanded is not None else (item,))
+        return Sequence_(sequence.order, tuple(items))
+
+    def _sequence_and_other(self, sequence: Sequence_, other: Answer) -> bool:
+        if (expanded := expand_signs(other)) is not None:
+            return sequence.order is not Order.TUPLE and self._two_sequences(
+                sequence, Sequence_(Order.SET, expanded)
+            )
+        if isinstance(other, Interval) and sequence.order is Order.TUPLE:
+            is_open = not (other.has_low or other.has_high)
+            ends = (Quantity(other.low), Quantity(other.high))
+            return is_open and self._in_order(sequence.items, ends)
+        if is_set(other) and (
+            is_set(sequence) or sequence.order is Order.TUPLE or are_intervals(sequence)
+        ):
+            return same_set(sequence, other, self._budget)
+        if _is_point(other):
+            other = Sequence_(Order.TUPLE, tuple(Quantity(arg) for arg in other.node.args))
+            return self._two_sequences(sequence, other)
+        if isinstance(other, Quantity) and (vector := _vector(other.node)) is not None:
+            return sequence.order is Order.TUPLE and self._in_order(sequence.items, vector)
+        if sequence.order is Order.SET and len(sequence.items) == 1:
+            return self.equal(sequence.items[0], other)
+        return False
+
+    # numbers and notations
+
+    def _quantities(self, reference: Quantity, prediction: Quantity) -> bool:
+        signs = [expand_signs(answer) for answer in (reference, prediction)]
+        if signs[0] is not None and signs[1] is not None:
+            return self._in_any_order(signs[0], signs[1])
+        if signs[0] is not None or signs[1] is not None:
+            return False
+        return quantities_equal(reference, prediction, self._budget)
+
+    def _notations(self, reference: Answer, prediction: Answer) -> bool:
+        for a, b in ((reference, prediction), (prediction, reference)):
+            if isinstance(a, Based):
+                return self._based(a, b)
+        if isinstance(reference, Clock | Ratio) or isinstance(prediction, Clock | Ratio):
+            return self._ratios(reference, prediction)
+        if isinstance(reference, Congruence) and isinstance(prediction, Congruence):
+            return self._congruences(reference, prediction)
+        for a, b in ((reference, prediction), (prediction, reference)):
+            if isinstance(a, Congruence) and isinstance(b, Quantity):
+                return equality.equal(a.value, b.node, self._budget)
+        if isinstance(reference, Date) and isinstance(prediction, Date):
+            same_day = (reference.month, reference.day) == (prediction.month, prediction.day)
+            return same_day and (
+                reference.year == prediction.year or not prediction.year or not reference.year
+            )
+        if isinstance(reference, Phrase) and isinstance(prediction, Phrase):
+            return self._phrases(reference, prediction)
+        return False
+
+    def _based(self, based: Based, other: Answer) -> bool:
+        if isinstance(other, Based):
+            return based.value is not None and based.value == other.value
+        if not isinstance(other, Quantity) or other.node.literal is None:
+            return False
+        return other.node.literal.text.lstrip("0") == based.digits.lstrip("0")
+
+    def _ratios(self, reference: Answer, prediction: Answer) -> bool:
+        """Times of day, or ratios; a text that could be both is a ratio only if it is reduced."""
+        clocks = [_clock(reference), _clock(prediction)]
+        if clocks[0] is not None and clocks[1] is not None:
+            same_half = clocks[0].half == clocks[1].half or not (clocks[0].half and clocks[1].half)
+            seconds = [clock.seconds for clock in clocks if clock is not None]
+            half_day = 12 * 3600 if bool(clocks[0].half) != bool(clocks[1].half) else 0
+            if same_half and (
+                seconds[0] == seconds[1]
+                or (
+                    half_day
+                    and seconds[0] % half_day == seconds[1] % half_day
+                    and min(seconds) <= half_day
+                )
+            ):
+                return True
+        if not isinstance(reference, Ratio) and not isinstance(prediction, Ratio):
+            return False
+        terms = [_terms(answer, reference) for answer in (reference, prediction)]
+        if terms[0] is None or terms[1] is None or len(terms[0]) != len(terms[1]):
+            return False
+        first = [term[0] for term in terms if term is not None]
+        return all(
+            equality.equal(_times(a, first[1]), _times(b, first[0]), self._budget)
+            and not equality.equal(a, number(0), self._budget)
+            for a, b in zip(terms[0], terms[1], strict=True)
+        )
+
+    def _congruences(self, reference: Congruence, prediction: Congruence) -> bool:
+        if reference.name != prediction.name or not equality.equal(
+            reference.modulus, prediction.modulus, self._budget
+        ):
+            return False
+        difference = subtract(reference.value, prediction.value)
+        return equality.equal(call("mod", difference, reference.modulus), number(0), self._budget)
+
+    def _phrases(self, reference: Phrase, prediction: Phrase) -> bool:
+        if len(reference.parts) != len(prediction.parts):
+            return False
+        for a, b in zip(reference.parts, prediction.parts, strict=True):
+            if isinstance(a, str) or isinstance(b, str):
+                if a != b:
+                    return False
+            elif not self.equal(a, b):
+                return False
+        return True
+
+
+def is_inequality(answer: Answer) -> bool:
+    """Whether the answer is a relation that is not an equation."""
+    if isinstance(answer, Conditions):
+        return True
+    return isinstance(answer, Relation) and not _is_equation(answer)
+
+
+def _is_equation(relation: Relation) -> bool:
+    return set(relation.relations) <= _EQUATIONS
+
+
+def _as_equation(answer: Assignment) -> Node | None:
+    if answer.name_node is None or not isinstance(answer.value, Quantity):
+        return None
+    return subtract(answer.name_node, answer.value.node)
+
+
+def _names(sequence: Sequence_) -> set[str]:
+    return {item.name for item in sequence.items if isinstance(item, Assignment)}
+
+
+def _spread(assignment: Assignment) -> Sequence_ | None:
+    """(x, y) = (1, 2) as x = 1, y = 2; None if the name is not a tuple of names."""
+    names = assignment.name.strip("()").split(",")
+    values = assignment.value
+    if not isinstance(values, Sequence_) or len(names) != len(values.items):
+        return None
+    pairs = zip(names, values.items, strict=True)
+    return Sequence_(Order.LIST, tuple(Assignment(name, value) for name, value in pairs))
+
+
+def _has_relations(sequence: Sequence_) -> bool:
+    return bool(sequence.items) and all(isinstance(item, Relation) for item in sequence.items)
+
+
+def _is_point(answer: Answer) -> TypeGuard[Quantity]:
+    """Whether the answer was read as a binomial but could be the point C(1, 2)."""
+    return (
+        isinstance(answer, Quantity)
+        and answer.node.op is Op.CALL
+        and answer.node.name == "binom"
+        and len(answer.node.args) == 2
+    )
+
+
+def _vector(node: Node) -> tuple[Answer, ...] | None:
+    """The entries of a row or a column, or None for any other node."""
+    if node.op is not Op.MATRIX:
+        return None
+    if len(node.args) == 1:
+        return tuple(Quantity(cell) for cell in node.args[0].args)
+    if all(len(row.args) == 1 for row in node.args):
+        return tuple(Quantity(row.args[0]) for row in node.args)
+    return None
+
+
+def _clock(answer: Answer) -> Clock | None:
+    return (
+        answer.clock
+        if isinstance(answer, Ratio)
+        else (answer if isinstance(answer, Clock) else None)
+    )
+
+
+def _terms(answer: Answer, reference: Answer) -> tuple[Node, ...] | None:
+    if isinstance(answer, Ratio):
+        if answer.clock is not None and answer is reference and not _is_reduced(answer):
+            return None
+        return answer.terms
+    if isinstance(answer, Quantity) and not contains(answer.node, Op.PERCENT):
+        return (answer.node, number(1))
+    return None
+
+
+def _is_reduced(ratio: Ratio) -> bool:
+    if any(term.literal is not None and term.literal.text.startswith("0") for term in ratio.terms):
+        return False
+    values = [term.literal.value.numerator for term in ratio.terms if term.literal is not None]
+    return gcd(*values) == 1 and 0 not in values
+
+
+def _times(left: Node, right: Node) -> Node:
+    return Node(Op.MULTIPLY, (left, right))

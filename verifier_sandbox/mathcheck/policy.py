@@ -1,0 +1,66 @@
+"""What counts as equal where graders differ, and every bound of the check. One place for both.
+
+=====================  ==========================================================================
+case                   what this package does
+=====================  ==========================================================================
+which box              the last balanced one; of nested boxes the innermost; an open box is no box
+unit                   a different unit is wrong, also where a conversion would make it right;
+                       a missing one is accepted; spelling and language of a unit do not matter
+percent                the sign may be dropped (28 for 28 %), or 28 % written 0.28; never x 100 both
+degree                 the sign may be dropped; equal to the same angle in radians; a trigonometric
+                       function reads it as an angle
+base subscript         may be dropped (1010 for 1010_2); another base is wrong if its value differs
+unevaluated            accepted when equal in value: 3+4 for 7, 2^{99} for its digits; an integral,
+                       a limit or an infinite sum is not: it would answer with the question
+rounded decimal        wrong for an exact reference; from 12 significant digits on it is accepted
+                       when it rounds (or cuts) the exact value; wrong for a longer decimal too
+chain a = b = c        all sides must agree; a leading label (x, f(x), S_{AB}) is a name, not a side
+hedge                  several values, "or", "not", an added condition: wrong, never ignored
+label                  x = 5 answers 5 and 5 answers x = 5; y = 5 does not answer x = 5
+i                      the imaginary unit, unless the reference uses it as an index or next to j, k
+e                      Euler's number, unless the reference assigns or indexes it
+log                    without a base: natural or decimal, the same one on both sides
+sets, lists, tuples    sets and plain lists unordered, tuples ordered; a plain list in the order of
+                       the tuple answers it; {a} answers a; an open interval is written as a pair
++- signs               independent of each other; with -+ present they are linked
++ C                    the name of a constant of integration does not matter
+thousands, decimals    1,234 and 1 234 and 1{,}234 are 1234; 12,34 is 12.34 only where the other
+                       side is a decimal, else two values; 1.234,56 is 1234.56
+words                  case, an article and the final full stop do not matter; number words and
+                       scale words (million) are numbers; "no solution" is the empty set
+a:b                    a ratio equals a fraction and its multiples; h:mm is a clock time unless it
+                       is a reduced ratio
+odd roots, powers p/q  real for negative bases when q is odd
+domain                 points where one side is not real or not defined are not compared
+=====================  ==========================================================================
+"""
+
+MAX_ANSWER_CHARS = 2000
+"""A longer answer is TOO_BIG unless it is the reference, character by character."""
+MAX_TOKENS = 800
+"""Tokens of one answer."""
+MAX_DEPTH = 40
+"""Nesting of brackets, groups, roots and exponents in an expression."""
+MAX_LITERAL_DIGITS = 2000
+"""Digits of one number literal."""
+MAX_ITEMS = 48
+"""Elements of a list, tuple, set, union or matrix."""
+MAX_EXACT_BITS = 100_000
+"""Size of one integer in exact arithmetic: room for 2^99999 and 8000!."""
+MAX_EXACT_WORK_BITS = 600_000
+"""Sum of the sizes of all intermediate results of one exact evaluation."""
+MAX_EXACT_FACTORIAL = 8000
+MAX_TERMS = 300
+r"""Terms of one \sum or \prod that are added up."""
+MAX_WORK = 6_000
+"""Work units of one check; a unit is about a microsecond of CPU."""
+MAX_PRECISION_BITS = 6000
+"""Largest precision of a numeric comparison."""
+PRECISION_BITS = 200
+"""First precision of a numeric comparison (60 decimal digits)."""
+EXACT_DECIMAL_DIGITS = 12
+"""From this many significant digits on a decimal may stand for the exact value it rounds."""
+NUM_POINTS = 10
+"""Seeded points at which expressions with symbols are compared."""
+MIN_AGREEMENTS = 4
+"""Points that must be defined on both sides and agree."""

@@ -1,0 +1,413 @@
+"""Read tokens as an answer: find its shape from the outside in.
+
+Each function handles one level and hands the parts down: separators, then relations, then set
+operators, then brackets, then one expression with its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import policy, words
+from .answers import (
+    Answer,
+    Assignment,
+    Conditions,
+    Congruence,
+    Date,
+    Interval,
+    Membership,
+    NumberSet,
+    Order,
+    Phrase,
+    Quantity,
+    Ratio,
+    Relation,
+    Sequence_,
+    SetOperation,
+    Words,
+)
+from .brackets import is_wrapped, orient, split, unwrap_groups
+from .naming import is_name, name_node, name_of
+from .nodes import Node, Op, number
+from .parser import parse_expression
+from .read_special import read_based, read_clock, read_date, read_quantity
+from .result import TooBig, Unreadable
+from .signs import expand_signs
+from .tokens import ROW_ENVIRONMENTS, Kind, Token
+
+_INEQUALITIES = frozenset(("<", ">", "<=", ">=", "!="))
+
+
+def read_answer(tokens: Sequence[Token], level: int = 0) -> Answer:
+    """The answer that the tokens spell. Raises Unreadable or TooBig."""
+    if level > 8:
+        raise TooBig("answers nested too deep")
+    if is_wrapped(tokens, "{") and _describes_set(tokens[1:-1]):
+        return _set(list(tokens[1:-1]), level)
+    if [token.text for token in tokens] == ["{", "{"]:
+        return Sequence_(Order.SET, ())
+    tokens = _trimmed(unwrap_groups(orient(tokens)))
+    if not tokens:
+        raise Unreadable("empty")
+    is_article = tokens[0].is_(Kind.LETTER, "a", "A") and len(tokens) > 1
+    if all(token.kind is Kind.TEXT for token in tokens[is_article:]):
+        return _words(" ".join(token.text for token in tokens))
+    if (date := _date(tokens)) is not None:
+        return date
+    try:
+        return _separated(tokens, level)
+    except Unreadable:
+        phrase = _phrase(tokens, level)
+        if phrase is None:
+            raise
+        return phrase
+
+
+def _trimmed(tokens: list[Token]) -> list[Token]:
+    """Without words that lead to the answer and without closing punctuation."""
+    if tokens and (
+        tokens[-1].is_(Kind.OPERATOR, ".")
+        or tokens[-1].is_(Kind.SEPARATOR, ",", ";")
+        or tokens[-1].is_(Kind.CELL, "\\\\")
+    ):
+        tokens = tokens[:-1]
+    while len(tokens) > 1:
+        head = tokens[0]
+        is_lead_word = head.kind is Kind.TEXT and _is_leading(head.text)
+        if is_lead_word and tokens[1].is_(Kind.RELATION, "=", "~", "=>"):
+            tokens = tokens[2:]
+        elif is_lead_word or (
+            head.is_(Kind.SEPARATOR, ":") or head.is_(Kind.RELATION, "=", "~", "=>")
+        ):
+            tokens = tokens[1:]
+        else:
+            break
+    return tokens
+
+
+def _date(tokens: Sequence[Token]) -> Date | None:
+    if len(tokens) > 6 or not any(token.kind is Kind.TEXT for token in tokens):
+        return None
+    return read_date(" ".join(token.text for token in tokens))
+
+
+def _is_leading(text: str) -> bool:
+    return text.casefold().strip(" .") in words.LEADING
+
+
+def _words(text: str) -> Answer:
+    if (date := read_date(text)) is not None:
+        return date
+    if text.startswith("百分之") and (hundredths := words.number_from_words(text[3:])) is not None:
+        return Quantity(Node(Op.PERCENT, (number(hundredths),)))
+    value = words.number_from_words(text)
+    if value is not None:
+        return Quantity(number(value))
+    plain = words.plain_words(text)
+    if plain in words.INFINITY:
+        return Quantity(Node(Op.CONSTANT, name="infinity"))
+    if plain in words.EMPTY_SET:
+        return Sequence_(Order.SET, ())
+    if plain in words.UNDEFINED:
+        return Words("undefined")
+    if plain in words.ALL_REALS:
+        return NumberSet("R")
+    if plain == "negative infinity":
+        return Quantity(Node(Op.NEGATE, (Node(Op.CONSTANT, name="infinity"),)))
+    for lead in words.LEADING:
+        if plain.startswith(lead + " ") and lead not in ("so", "is", "also"):
+            return _words(plain[len(lead) :])
+    return Words(plain)
+
+
+def _separated(tokens: list[Token], level: int) -> Answer:
+    """Split on the loosest separators that stand outside all brackets."""
+    if is_wrapped(tokens) and tokens[0].text in ROW_ENVIRONMENTS:
+        return _rows(tokens, level)
+    parts, cuts = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ";", "or", "and", ","))
+    if not cuts:
+        return _single(tokens, level)
+    kinds = {cut.text for cut in cuts}
+    if ";" in kinds and len(kinds) > 1:
+        parts, _ = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ";"))
+        return Sequence_(Order.LIST, tuple(read_answer(part, level + 1) for part in parts if part))
+    if "or" in kinds and "," in kinds:
+        grouped, _ = split(tokens, lambda token: token.is_(Kind.SEPARATOR, "or"))
+        if all(_has_comma_and_equals(part) for part in grouped):
+            return Sequence_(Order.LIST, tuple(read_answer(part, level + 1) for part in grouped))
+    # "1, 2, and 3" leaves an empty part between the comma and the word.
+    filled = [part for part in parts if part]
+    if len(filled) < len(parts) - sum(cut.text in ("and", "or") for cut in cuts):
+        raise Unreadable("an element is missing")
+    if any(len(part) == 1 and part[0].kind is Kind.DOTS for part in filled):
+        return _pattern(filled, level)
+    items = tuple(read_answer(part, level + 1) for part in filled)
+    return _joined(items, kinds)
+
+
+def _has_comma_and_equals(tokens: Sequence[Token]) -> bool:
+    _, cuts = split(tokens, lambda t: t.is_(Kind.SEPARATOR, ",") or t.is_(Kind.RELATION, "="))
+    return {cut.text for cut in cuts} == {",", "="}
+
+
+def _joined(items: tuple[Answer, ...], kinds: set[str]) -> Answer:
+    if len(items) == 1:
+        return items[0]
+    if any(isinstance(item, Words) and _is_hedge(item.text) for item in items):
+        raise Unreadable("words that hedge")
+    if (excluded := _excluded(items)) is not None:
+        return excluded
+    if any(isinstance(item, Relation | Conditions) for item in items) and kinds & {"or", "and"}:
+        joined_by = "or" if "or" in kinds else "and"
+        return Conditions(joined_by, items)
+    return Sequence_(Order.LIST, _with_sharedname_of(items))
+
+
+def _excluded(items: tuple[Answer, ...]) -> Answer | None:
+    """In x != 1, 2 the relation holds for every value; None for anything else."""
+    first = items[0]
+    if not isinstance(first, Relation) or first.relations != ("!=",):
+        return None
+    values = [item for item in items[1:] if isinstance(item, Quantity)]
+    if len(values) < len(items) - 1:
+        return None
+    name = first.sides[0]
+    relations = tuple(Relation((name, value.node), ("!=",)) for value in values)
+    return Conditions("and", (first, *relations))
+
+
+def _is_hedge(text: str) -> bool:
+    return any(word in words.HEDGES or word in words.NEGATIONS for word in text.split())
+
+
+def _with_sharedname_of(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    """In a = 4, -8, -10 the name belongs to every value."""
+    first = items[0]
+    if not isinstance(first, Assignment) or any(
+        not isinstance(item, Quantity) for item in items[1:]
+    ):
+        return items
+    return (first, *(Assignment(first.name, item, first.name_node) for item in items[1:]))
+
+
+def _pattern(parts: list[list[Token]], level: int) -> Phrase:
+    return Phrase(
+        tuple(
+            "..." if len(part) == 1 and part[0].kind is Kind.DOTS else read_answer(part, level + 1)
+            for part in parts
+        )
+    )
+
+
+def _rows(tokens: list[Token], level: int) -> Answer:
+    """The rows of a cases or aligned environment."""
+    rows, _ = split(tokens[1:-1], lambda token: token.is_(Kind.CELL, "\\\\"))
+    answers = []
+    for row in rows:
+        cells = [token for token in row if not token.is_(Kind.CELL, "&")]
+        if cells:
+            answers.append(read_answer(cells, level + 1))
+    return answers[0] if len(answers) == 1 else Sequence_(Order.LIST, tuple(answers))
+
+
+# one answer
+
+
+def _single(tokens: list[Token], level: int) -> Answer:
+    if (based := read_based(tokens)) is not None:
+        return based
+    sides, relations = split(tokens, lambda token: token.kind is Kind.RELATION)
+    if relations:
+        return _related(sides, [relation.text for relation in relations], level)
+    terms, colons = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ":"))
+    if colons:
+        return _colon(tokens, terms, level)
+    terms, to = split(tokens, lambda token: token.is_(Kind.TEXT, "to"))
+    if to and all(terms):
+        return Ratio(tuple(parse_expression(term) for term in terms))
+    parts, operators = split(tokens, lambda token: token.kind is Kind.SET_OPERATOR)
+    if operators:
+        return SetOperation(
+            tuple(operator.text for operator in operators),
+            tuple(read_answer(part, level + 1) for part in parts),
+        )
+    if len(tokens) == 1 and tokens[0].is_(Kind.NAME, "emptyset"):
+        return Sequence_(Order.SET, ())
+    if (number_set := _number_set(tokens)) is not None:
+        return number_set
+    if is_wrapped(tokens, "(", "[", "]", r"\{", "{", "angle"):
+        bracketed = _bracketed(tokens, level)
+        if bracketed is not None:
+            return bracketed
+    if tokens[0].kind is Kind.LETTER and is_wrapped(tokens[1:], "("):
+        point = _bracketed(tokens[1:], level)
+        if tokens[0].text.isupper() and tokens[0].text != "C" and point is not None:
+            return point  # the label of a point: A(1,2)
+    return read_quantity(tokens)
+
+
+def _number_set(tokens: Sequence[Token]) -> NumberSet | None:
+    text = "".join(
+        token.text for token in tokens if token.text not in ("{",) or token.kind is Kind.NAME
+    )
+    if tokens[0].is_(Kind.NAME, "mathbb", "reals"):
+        plain = text.removeprefix("mathbb")
+        return NumberSet("R" if plain == "reals" else plain)
+    return None
+
+
+def _bracketed(tokens: list[Token], level: int) -> Answer | None:
+    """A tuple, interval or set, or None if the brackets hold one expression."""
+    opening, closing = tokens[0], tokens[-1]
+    inside = tokens[1:-1]
+    if opening.text == r"\{":
+        return _set(inside, level)
+    parts, cuts = split(inside, lambda token: token.is_(Kind.SEPARATOR, ",", ";"))
+    if not cuts:
+        return None
+    if any(not part for part in parts):
+        raise Unreadable("an element is missing")
+    if opening.text == "{":
+        return Sequence_(Order.SET, tuple(read_answer(part, level + 1) for part in parts))
+    if len(parts) == 2 and (
+        "[" in (opening.text, closing.text) or "]" in (opening.text, closing.text)
+    ):
+        low, high = (parse_expression(part) for part in parts)
+        return Interval(low, high, opening.text == "[", closing.text == "[")
+    if any(len(part) == 1 and part[0].kind is Kind.DOTS for part in parts):
+        return _pattern(parts, level)
+    return Sequence_(Order.TUPLE, tuple(read_answer(part, level + 1) for part in parts))
+
+
+def _nested_lists(rows: list[list[Token]]) -> Node:
+    """[[1,2],[3,4]] as a matrix."""
+    cells = [split(row[1:-1], lambda token: token.is_(Kind.SEPARATOR, ","))[0] for row in rows]
+    if len({len(row) for row in cells}) != 1:
+        raise Unreadable("rows of a matrix differ in length")
+    return Node(
+        Op.MATRIX,
+        tuple(Node(Op.MATRIX_ROW, tuple(parse_expression(c) for c in row)) for row in cells),
+    )
+
+
+def _describes_set(tokens: Sequence[Token]) -> bool:
+    """Whether it reads `x : condition` or `x | condition`."""
+    mark = next((i for i, token in enumerate(tokens) if token.text in (":", "mid", "|")), 0)
+    return mark == 1 and any(token.kind is Kind.RELATION for token in tokens[mark:])
+
+
+def _set(inside: list[Token], level: int) -> Answer:
+    if not inside:
+        return Sequence_(Order.SET, ())
+    sides, bars = split(
+        inside, lambda token: token.is_(Kind.OPERATOR, "mid", "|") or token.is_(Kind.SEPARATOR, ":")
+    )
+    if bars and len(sides) >= 2:
+        condition = inside[len(sides[0]) + 1 :]
+        return _set_builder(sides[0], condition, level)
+    answer = read_answer(inside, level + 1)
+    if isinstance(answer, Sequence_) and answer.order is Order.LIST:
+        return Sequence_(Order.SET, answer.items)
+    if isinstance(answer, Phrase):
+        return answer
+    return Sequence_(Order.SET, (answer,))
+
+
+def _set_builder(element: list[Token], condition: list[Token], level: int) -> Answer:
+    """{x | x > 2}: the condition itself describes the set; {x in R | ...} too."""
+    domain: Answer | None = None
+    head = read_answer(element, level + 1)
+    if isinstance(head, Membership):
+        domain = head.container
+    what = read_answer(condition, level + 1)
+    if domain is not None and domain != NumberSet("R"):
+        return Phrase((head, "|", what))
+    if isinstance(what, Membership):
+        return what.container
+    return what
+
+
+def _colon(tokens: list[Token], terms: list[list[Token]], level: int) -> Answer:
+    clock = read_clock(tokens)
+    if all(term for term in terms):
+        try:
+            return Ratio(tuple(parse_expression(term) for term in terms), clock)
+        except Unreadable:
+            if len(terms) == 2 and all(token.kind is Kind.TEXT for token in terms[0]):
+                name = words.plain_words(" ".join(token.text for token in terms[0]))
+                return Assignment(name, read_answer(terms[1], level + 1))
+    if clock is not None:
+        return clock
+    raise Unreadable("a colon that separates neither a ratio nor a name")
+
+
+# relations
+
+
+def _related(sides: list[list[Token]], relations: list[str], level: int) -> Answer:
+    if any(not side for side in sides):
+        raise Unreadable("a side of a relation is missing")
+    if relations[0] in ("in", "notin") and len(sides) == 2:
+        name = name_of(sides[0])
+        return Membership(name, read_answer(sides[1], level + 1), relations[0] == "in")
+    if relations == ["==="]:
+        return _congruence(sides)
+    if set(relations) <= {"=", "~"}:
+        return _equations(sides, relations, level)
+    if not set(relations) <= _INEQUALITIES | {"="}:
+        raise Unreadable(f"relation {relations[0]}")
+    relation = Relation(tuple(parse_expression(side) for side in sides), tuple(relations))
+    values = expand_signs(Quantity(relation.sides[-1]))
+    if relations == ["!="] and values is not None:
+        nodes = [value.node for value in values if isinstance(value, Quantity)]
+        return Conditions("and", tuple(Relation((relation.sides[0], n), ("!=",)) for n in nodes))
+    return relation
+
+
+def _equations(sides: list[list[Token]], relations: list[str], level: int) -> Answer:
+    """A name with its value, or a chain of equal expressions."""
+    if is_name(sides[-1]) and not is_name(sides[0]) and len(sides) == 2:
+        sides = sides[::-1]
+    if not is_name(sides[0]):
+        chain = Relation(tuple(parse_expression(side) for side in sides), tuple(relations))
+        return chain
+    name, node = name_of(sides[0]), name_node(sides[0])
+    if len(sides) == 2:
+        return Assignment(name, read_answer(sides[1], level + 1), node)
+    rest = Relation(tuple(parse_expression(side) for side in sides[1:]), tuple(relations[1:]))
+    return Assignment(name, rest, node)
+
+
+def _congruence(sides: list[list[Token]]) -> Congruence:
+    node = parse_expression(sides[1])
+    if node.op is not Op.CALL or node.name != "mod":
+        raise Unreadable("a congruence without a modulus")
+    value, modulus = node.args
+    return Congruence(value, modulus, name_of(sides[0]) if is_name(sides[0]) else "")
+
+
+# words and mathematics mixed
+
+
+def _phrase(tokens: Sequence[Token], level: int) -> Phrase | None:
+    """Words with mathematics between them, or None if there are no words."""
+    if not any(token.kind is Kind.TEXT for token in tokens) or len(tokens) > 120:
+        return None
+    parts: list[str | Answer] = []
+    chunk: list[Token] = []
+    for token in (*tokens, None):
+        if token is not None and token.kind is not Kind.TEXT:
+            chunk.append(token)
+            continue
+        if chunk:
+            try:
+                parts.append(read_answer(chunk, level + 3))
+            except Unreadable:
+                parts.append(" ".join(part.text for part in chunk))
+            chunk = []
+        if token is not None:
+            parts.append(words.plain_words(token.text))
+    if len(parts) > policy.MAX_ITEMS:
+        raise TooBig("a long phrase")
+    return Phrase(tuple(parts))
