@@ -96,7 +96,8 @@ def test_a_prompt_of_exactly_the_longest_length_is_kept():
     problem = problem_of("one two")
     length = len(tokenizer.encode("Problem: one two"))
     assert fitting([problem], tokenizer, TEMPLATE, longest_prompt=length) == [problem]
-    assert fitting([problem], tokenizer, TEMPLATE, longest_prompt=length - 1) == []
+    with pytest.raises(ValueError, match=rf"at most {length - 1} tokens, which is what reward.l_max"):
+        fitting([problem], tokenizer, TEMPLATE, longest_prompt=length - 1)
 
 
 def test_the_reward_section_of_a_config_reaches_the_grader_whole():
