@@ -30,7 +30,9 @@ from megatron_magistral.preflight import (
     make_run_folder,
 )
 from megatron_magistral.rollout.sglang_server import (
+    Device,
     ServerSettings,
+    detect_device,
     server_command,
     server_environment,
 )
@@ -157,17 +159,20 @@ def _run_stage(supervisor: Supervisor, view: RunView, roles: list[Role], phase: 
 def _server_settings(
     config: Config, run: RunFolder, ports: Ports, context_length: int
 ) -> list[ServerSettings]:
+    tp, on_gpus = config.generator.tensor_parallel, detect_device() is Device.CUDA
     return [
         ServerSettings(
             model_dir=run.rl_model(config),
             port=port,
             context_length=context_length,
-            tp=config.generator.tensor_parallel,
+            tp=tp,
+            # Trainer rank r has GPU r; generators have those after them.
+            base_gpu_id=config.parallel.world_size + index * tp if on_gpus else None,
             dtype=config.generator.dtype,
             max_total_tokens=config.generator.max_total_tokens,
             extra_args=config.generator.extra_arguments,
         )
-        for port in ports.generators
+        for index, port in enumerate(ports.generators)
     ]
 
 

@@ -52,6 +52,7 @@ class ServerSettings:
     memory for weights and KV cache. A response is streamed every `stream_interval_tokens` tokens:
     so many tokens of each request are lost at most when a server dies. `overlap_schedule` runs the
     scheduler one step ahead of the device; it needs our plugin and does nothing on a CPU.
+    `base_gpu_id` is the first of the `tp` GPUs to use, where other processes have those before it.
     """
 
     model_dir: Path
@@ -67,6 +68,7 @@ class ServerSettings:
     stream_interval_tokens: int = 8
     overlap_schedule: bool = False
     random_seed: int | None = None
+    base_gpu_id: int | None = None
     extra_args: tuple[str, ...] = ()
 
     @property
@@ -117,6 +119,7 @@ def server_command(settings: ServerSettings) -> list[str]:
         "--mem-fraction-static": settings.mem_fraction,
         "--max-running-requests": settings.max_running_requests,
         "--random-seed": settings.random_seed,
+        "--base-gpu-id": settings.base_gpu_id,
     }
     if settings.device is Device.CPU:
         options["--attention-backend"] = "torch_native"

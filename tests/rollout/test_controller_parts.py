@@ -96,7 +96,7 @@ def test_a_prompt_of_exactly_the_longest_length_is_kept():
     problem = problem_of("one two")
     length = len(tokenizer.encode("Problem: one two"))
     assert fitting([problem], tokenizer, TEMPLATE, longest_prompt=length) == [problem]
-    with pytest.raises(ValueError, match=rf"at most {length - 1} tokens, which is what reward.l_max"):
+    with pytest.raises(ValueError, match=rf"at most {length - 1} tokens, which is what reward\.l"):
         fitting([problem], tokenizer, TEMPLATE, longest_prompt=length - 1)
 
 
