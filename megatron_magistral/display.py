@@ -82,7 +82,7 @@ class RunView:
 
     def refresh(self) -> None:
         for row in self._reader.new_rows():
-            self._row = row
+            self._row, self._phase = row, ""
             self._stage_begin.setdefault(row["stage"], (row["step"], row["time"]))
             if not self._console.is_terminal:
                 self._console.print(self._line(row), highlight=False, soft_wrap=True)

@@ -99,6 +99,15 @@ class Membership:
 
 
 @dataclass(frozen=True)
+class Family:
+    """Answers with a parameter that runs through a number set: k pi for all integers k."""
+
+    answer: Answer
+    parameter: str
+    domain: str
+
+
+@dataclass(frozen=True)
 class Based:
     """Digits with the base they are written in."""
 
@@ -167,6 +176,7 @@ Answer = (
     | Conditions
     | Assignment
     | Membership
+    | Family
     | Based
     | Clock
     | Ratio

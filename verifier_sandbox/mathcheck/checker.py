@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,8 @@ from .reader import read_answer
 from .result import MathResult, MathVerdict, TooBig, Undefined, Unreadable
 from .tokens import Kind, Token
 from .unify import unify
+
+_LEADING_ZEROS = re.compile(r"0\d+")
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,8 @@ def _other_answers(text: str, is_decimal: bool) -> Iterator[Answer]:
     for rule in rules:
         try:
             tokens = tokenize(text, rule)
+            if any(_LEADING_ZEROS.fullmatch(token.text) for token in tokens):
+                continue  # 1,000 is no list of 1 and 000
             is_list = any(token.kind is Kind.SEPARATOR for token in tokens)
             if is_list or tokens[0].kind is not Kind.OPEN:  # (1,234) is a pair
                 yield read_answer(tokens)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import words
+from .name_tables import name_set
 from .tokens import Kind, Token
 
 _LETTERS = frozenset("ABCDEFGHIJ")
+_DOUBTS = name_set("not maybe perhaps possibly either probably 可能 不")
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ def _is_option(tokens: Sequence[Token]) -> bool:
     """Whether the rest can be the text of one option: not another letter, not a hedge."""
     return not any(
         token.is_(Kind.SEPARATOR, "or", "and")
-        or (token.kind is Kind.LETTER and token.text in _LETTERS)
-        or (token.kind is Kind.TEXT and _hedges(token.text))
+        or (token.kind is Kind.LETTER and token.text.upper() in _LETTERS)
+        or (token.kind is Kind.TEXT and _doubts(token.text))
         for token in tokens
     )
 
 
-def _hedges(text: str) -> bool:
-    return any(word in words.HEDGES or word in words.NEGATIONS for word in text.casefold().split())
+def _doubts(text: str) -> bool:
+    return not _DOUBTS.isdisjoint(text.casefold().split())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from math import gcd
 from typing import TypeGuard
 
 from . import equality
@@ -16,6 +16,7 @@ from .answers import (
     Conditions,
     Congruence,
     Date,
+    Family,
     Interval,
     Membership,
     Order,
@@ -26,9 +27,10 @@ from .answers import (
     Sequence_,
 )
 from .intervals import are_intervals
-from .nodes import Node, Op, call, contains, number, subtract
+from .nodes import Node, Op, call, number, rename_symbol, subtract
 from .numeric import WorkBudget
 from .quantities import quantities_equal
+from .ratios import same_ratio
 from .sets import is_set, same_set
 from .signs import expand_signs
 
@@ -50,6 +52,8 @@ class Comparison:
             return self._answers_equation(reference, prediction)
         if isinstance(reference, Relation) and _is_equation(reference):
             return self._answers_equation(prediction, reference)
+        if isinstance(reference, Family) or isinstance(prediction, Family):
+            return self._families(reference, prediction)
         if isinstance(reference, Assignment) or isinstance(prediction, Assignment):
             return self._assignments(reference, prediction)
         if isinstance(reference, Membership) or isinstance(prediction, Membership):
@@ -117,6 +121,16 @@ class Comparison:
         if sides[0] is None or sides[1] is None:
             return False
         return equality.proportional(sides[0], sides[1], self._budget, positive=False)
+
+    def _families(self, reference: Answer, prediction: Answer) -> bool:
+        """The name of a parameter does not matter; its domain may be left out on one side."""
+        if isinstance(reference, Family) and isinstance(prediction, Family):
+            answer = renamed(prediction.answer, prediction.parameter, reference.parameter)
+            return reference.domain == prediction.domain and self.equal(reference.answer, answer)
+        if isinstance(reference, Family):
+            return self.equal(reference.answer, prediction)
+        assert isinstance(prediction, Family)
+        return self.equal(reference, prediction.answer)
 
     def _memberships(self, reference: Answer, prediction: Answer) -> bool:
         if isinstance(reference, Membership) and isinstance(prediction, Membership):
@@ -228,7 +242,7 @@ class Comparison:
             if isinstance(a, Based):
                 return self._based(a, b)
         if isinstance(reference, Clock | Ratio) or isinstance(prediction, Clock | Ratio):
-            return self._ratios(reference, prediction)
+            return same_ratio(reference, prediction, self._budget)
         if isinstance(reference, Congruence) and isinstance(prediction, Congruence):
             return self._congruences(reference, prediction)
         for a, b in ((reference, prediction), (prediction, reference)):
@@ -249,34 +263,6 @@ class Comparison:
         if not isinstance(other, Quantity) or other.node.literal is None:
             return False
         return other.node.literal.text.lstrip("0") == based.digits.lstrip("0")
-
-    def _ratios(self, reference: Answer, prediction: Answer) -> bool:
-        """Times of day, or ratios; a text that could be both is a ratio only if it is reduced."""
-        clocks = [_clock(reference), _clock(prediction)]
-        if clocks[0] is not None and clocks[1] is not None:
-            same_half = clocks[0].half == clocks[1].half or not (clocks[0].half and clocks[1].half)
-            seconds = [clock.seconds for clock in clocks if clock is not None]
-            half_day = 12 * 3600 if bool(clocks[0].half) != bool(clocks[1].half) else 0
-            if same_half and (
-                seconds[0] == seconds[1]
-                or (
-                    half_day
-                    and seconds[0] % half_day == seconds[1] % half_day
-                    and min(seconds) <= half_day
-                )
-            ):
-                return True
-        if not isinstance(reference, Ratio) and not isinstance(prediction, Ratio):
-            return False
-        terms = [_terms(answer, reference) for answer in (reference, prediction)]
-        if terms[0] is None or terms[1] is None or len(terms[0]) != len(terms[1]):
-            return False
-        first = [term[0] for term in terms if term is not None]
-        return all(
-            equality.equal(_times(a, first[1]), _times(b, first[0]), self._budget)
-            and not equality.equal(a, number(0), self._budget)
-            for a, b in zip(terms[0], terms[1], strict=True)
-        )
 
     def _congruences(self, reference: Congruence, prediction: Congruence) -> bool:
         if reference.name != prediction.name or not equality.equal(
@@ -313,6 +299,17 @@ def _as_equation(answer: Assignment) -> Node | None:
     if answer.name_node is None or not isinstance(answer.value, Quantity):
         return None
     return subtract(answer.name_node, answer.value.node)
+
+
+def renamed(answer: Answer, old: str, new: str) -> Answer:
+    """The answer with another name for a symbol."""
+    if isinstance(answer, Quantity):
+        return replace(answer, node=rename_symbol(answer.node, old, new))
+    if isinstance(answer, Assignment):
+        return replace(answer, value=renamed(answer.value, old, new))
+    if isinstance(answer, Sequence_):
+        return replace(answer, items=tuple(renamed(item, old, new) for item in answer.items))
+    return answer
 
 
 def _names(sequence: Sequence_) -> set[str]:
@@ -352,32 +349,3 @@ def _vector(node: Node) -> tuple[Answer, ...] | None:
     if all(len(row.args) == 1 for row in node.args):
         return tuple(Quantity(row.args[0]) for row in node.args)
     return None
-
-
-def _clock(answer: Answer) -> Clock | None:
-    return (
-        answer.clock
-        if isinstance(answer, Ratio)
-        else (answer if isinstance(answer, Clock) else None)
-    )
-
-
-def _terms(answer: Answer, reference: Answer) -> tuple[Node, ...] | None:
-    if isinstance(answer, Ratio):
-        if answer.clock is not None and answer is reference and not _is_reduced(answer):
-            return None
-        return answer.terms
-    if isinstance(answer, Quantity) and not contains(answer.node, Op.PERCENT):
-        return (answer.node, number(1))
-    return None
-
-
-def _is_reduced(ratio: Ratio) -> bool:
-    if any(term.literal is not None and term.literal.text.startswith("0") for term in ratio.terms):
-        return False
-    values = [term.literal.value.numerator for term in ratio.terms if term.literal is not None]
-    return gcd(*values) == 1 and 0 not in values
-
-
-def _times(left: Node, right: Node) -> Node:
-    return Node(Op.MULTIPLY, (left, right))

@@ -25,6 +25,7 @@ from .points import points
 from .result import TooBig, Undefined
 
 _GUARD_BITS = 70  # of the precision, what rounding errors may have spoiled
+_MAX_EVALUATIONS = 4  # of one side at one point
 
 
 class _Agreement(Enum):
@@ -179,6 +180,14 @@ class _Facts:
         except TooBig:
             return _Exactness.TOO_BIG
 
+    @property
+    def bits_below_one(self) -> int:
+        """-log2 of the size of an exact value below one, else 0."""
+        if self.names or not isinstance(self.exact, Fraction) or not self.exact:
+            return 0
+        size = self.exact.denominator.bit_length() - self.exact.numerator.bit_length()
+        return max(0, size)
+
 
 def _facts(node: Node, budget: WorkBudget) -> _Facts:
     key = ("facts", id(node))
@@ -241,9 +250,13 @@ def _equal_at_points(left: Node, right: Node, setting: _Setting, budget: WorkBud
 def _compare_at(
     values: Mapping[str, Fraction], left: Node, right: Node, setting: _Setting, budget: WorkBudget
 ) -> _Agreement:
-    """Compare at one point, a second time with more bits if the values' range demands it."""
-    needed_bits = policy.PRECISION_BITS
-    for _ in range(2):
+    """Compare at one point, again with more bits while the range of the values demands it."""
+    # A side that is known exactly says how small a difference matters: 10^{-100} is not cos 90°.
+    needed_bits = policy.PRECISION_BITS + max(
+        _facts(node, budget).bits_below_one for node in (left, right)
+    )
+    stable_bits: int | None = None
+    for _ in range(_MAX_EVALUATIONS):
         precision_bits = needed_bits
         a, b = (_value(node, values, precision_bits, setting, budget) for node in (left, right))
         if a is None or b is None:
@@ -255,9 +268,12 @@ def _compare_at(
             return _Agreement.SILENT
         largest_bits = max(a.largest_bits, b.largest_bits)
         lost_bits = max(a.lost_bits, b.lost_bits)
-        needed_bits = policy.PRECISION_BITS + max(
-            lost_bits, *(largest_bits - _scale(pair, largest_bits) for pair in pairs)
-        )
+        if stable_bits is not None and largest_bits > stable_bits + _GUARD_BITS:
+            return _Agreement.SILENT  # grows with the precision: something was divided by zero
+        stable_bits = largest_bits
+        range_bits = max(largest_bits - _scale(pair, largest_bits) for pair in pairs)
+        # A zero in disguise looks smaller at every precision, so the growth is bounded.
+        needed_bits = policy.PRECISION_BITS + max(lost_bits, min(range_bits, 2 * precision_bits))
         if precision_bits >= needed_bits - 60:
             break
         if needed_bits > policy.MAX_PRECISION_BITS:

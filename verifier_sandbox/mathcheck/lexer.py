@@ -31,7 +31,9 @@ _SYMBOLS = {
     "|": (Kind.OPERATOR, "|"), "(": (Kind.OPEN, "("), ")": (Kind.CLOSE, "("),
     "[": (Kind.OPEN, "["), "]": (Kind.CLOSE, "["), "{": (Kind.OPEN, "{"), "}": (Kind.CLOSE, "{"),
     ",": (Kind.SEPARATOR, ","), ";": (Kind.SEPARATOR, ";"), ":": (Kind.SEPARATOR, ":"),
-    "&": (Kind.CELL, "&"), "¢": (Kind.TEXT, "cent"), "...": (Kind.DOTS, "..."), ".": (Kind.OPERATOR, "."),
+    "&": (Kind.CELL, "&"),
+    "¢": (Kind.TEXT, "cent"),
+    "...": (Kind.DOTS, "..."), ".": (Kind.OPERATOR, "."),
 }  # fmt: skip
 _ONE_LETTER_WORDS = "аеорсухкміАВЕКМНОРСТХ"
 _HOMOGLYPHS = dict(zip(_ONE_LETTER_WORDS, "aeopcyxkmiABEKMHOPCTX", strict=True))

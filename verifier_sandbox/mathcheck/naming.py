@@ -24,6 +24,8 @@ def is_name(tokens: Sequence[Token]) -> bool:
         return True
     if len(tokens) == 1:
         return tokens[0].kind is Kind.LETTER and tokens[0].text not in ("e",)
+    if _is_inverse_function(tokens):
+        return True
     if any(
         token.kind is Kind.RELATION or token.text in ("+", "-", "*", "/", "^", "pm", "frac")
         for token in tokens
@@ -38,6 +40,13 @@ def is_name(tokens: Sequence[Token]) -> bool:
     return _is_applied_name(tokens)
 
 
+def _is_inverse_function(tokens: Sequence[Token]) -> bool:
+    """Whether it reads f^{-1}(x)."""
+    script = [token.text for token in tokens[1:6]]
+    is_inverse = tokens[0].text in UNKNOWN_FUNCTIONS and script == ["^", "{", "-", "1", "{"]
+    return is_inverse and is_wrapped(tokens[6:], "(")
+
+
 def _is_applied_name(tokens: Sequence[Token]) -> bool:
     head = tokens[0]
     if head.is_(Kind.NAME, "overline", "vec", "hat", "arc", "det"):
@@ -46,9 +55,6 @@ def _is_applied_name(tokens: Sequence[Token]) -> bool:
         return all(token.kind is Kind.LETTER for token in tokens[1:])
     if head.is_(Kind.LETTER, "m") and tokens[1].is_(Kind.LETTER, r"\angle"):
         return _is_applied_name(tokens[1:])
-    inverse = [token.text for token in tokens[1:6]]
-    if head.text in UNKNOWN_FUNCTIONS and inverse == ["^", "{", "-", "1", "{"]:
-        return is_wrapped(tokens[6:], "(")
     if head.is_(Kind.OPERATOR, "|"):
         inner = tokens[1:-1]
         return tokens[-1].is_(Kind.OPERATOR, "|") and all(

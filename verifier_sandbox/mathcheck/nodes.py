@@ -84,6 +84,14 @@ def symbols(node: Node) -> frozenset[str]:
     return own | below
 
 
+def rename_symbol(node: Node, old: str, new: str) -> Node:
+    """The expression with another name for a symbol."""
+    if node.op is Op.SYMBOL and node.name == old:
+        return Node(Op.SYMBOL, name=new)
+    args = tuple(rename_symbol(arg, old, new) for arg in node.args)
+    return Node(node.op, args, node.name, node.literal)
+
+
 def contains(node: Node, *ops: Op) -> bool:
     """Whether any node of the expression is one of these."""
     return any(part.op in ops for part in node.walk())

@@ -14,7 +14,8 @@ from .result import Unreadable
 from .tokens import CURRENCIES, Kind, Token
 
 _UNIT_KINDS = frozenset((Kind.TEXT, Kind.LETTER, Kind.NUMBER, Kind.OPEN, Kind.CLOSE))
-_UNIT_OPERATORS = name_set("/ ^ * - % deg")
+_UNIT_OPERATORS = name_set("/ ^ * - % deg .")
+_MAX_UNIT_WORDS = 6
 _BASE_WORDS = {
     "two": 2,
     "three": 3,
@@ -41,12 +42,7 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
         return Quantity(parse_expression(tokens), currency)
     unit_text = _unit_text(tokens[cut:])
     scale, unit_text = _split_scale(unit_text)
-    if any(
-        word in words.HEDGES or word in words.NEGATIONS for word in unit_text.casefold().split()
-    ):
-        raise Unreadable("words that hedge")
-    if any(char.isdigit() for char in re.sub(r"\^\{?-?\d\}?", "", unit_text)):
-        raise Unreadable("a second number among the words")
+    _refuse_claims(unit_text)
     node = parse_expression(tokens[:cut])
     if scale != 1:
         node = Node(Op.MULTIPLY, (node, number(scale)))
@@ -55,6 +51,19 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
     if units.is_degree(unit_text):
         return Quantity(node if node.op is Op.DEGREE else Node(Op.DEGREE, (node,)), currency)
     return Quantity(node, units.canonical_unit(unit_text) if unit_text else currency)
+
+
+def _refuse_claims(unit_text: str) -> None:
+    """Raise Unreadable if the words after a number change its value or take it back."""
+    spelled = unit_text.casefold().split()
+    if any(word in words.HEDGES or word in words.NEGATIONS for word in spelled):
+        raise Unreadable("words that hedge")
+    if spelled[:1] in (["squared"], ["cubed"]) or len(spelled) > _MAX_UNIT_WORDS:
+        raise Unreadable("words that are no unit")
+    if any(words.number_from_words(word) is not None for word in spelled) or any(
+        char.isdigit() for char in re.sub(r"\^\{?-?\d\}?", "", unit_text)
+    ):
+        raise Unreadable("a second number among the words")
 
 
 def _without_currency(tokens: list[Token]) -> tuple[list[Token], str]:

@@ -13,7 +13,6 @@ from .answers import (
     Answer,
     Assignment,
     Conditions,
-    Congruence,
     Date,
     Interval,
     Membership,
@@ -28,12 +27,12 @@ from .answers import (
     Words,
 )
 from .brackets import is_wrapped, orient, split, unwrap_groups
-from .naming import is_name, name_node, name_of
 from .nodes import Node, Op, number
 from .parser import parse_expression
+from .read_lists import excluded_values, with_comma_before_domain, with_domain
+from .read_relations import read_relation
 from .read_special import read_based, read_clock, read_date, read_quantity
 from .result import TooBig, Unreadable
-from .signs import expand_signs
 from .tokens import ROW_ENVIRONMENTS, Kind, Token
 
 _INEQUALITIES = frozenset(("<", ">", "<=", ">=", "!="))
@@ -43,8 +42,10 @@ def read_answer(tokens: Sequence[Token], level: int = 0) -> Answer:
     """The answer that the tokens spell. Raises Unreadable or TooBig."""
     if level > 8:
         raise TooBig("answers nested too deep")
-    if is_wrapped(tokens, "{") and _describes_set(tokens[1:-1]):
-        return _set(list(tokens[1:-1]), level)
+    if tokens and tokens[0].is_(Kind.OPEN, "{") and is_wrapped(tokens, "{"):
+        inside = unwrap_groups(tokens)
+        if _describes_set(inside) or _has_separator(inside):
+            return _set(inside, level)
     if [token.text for token in tokens] == ["{", "{"]:
         return Sequence_(Order.SET, ())
     tokens = _trimmed(unwrap_groups(orient(tokens)))
@@ -125,6 +126,7 @@ def _separated(tokens: list[Token], level: int) -> Answer:
     """Split on the loosest separators that stand outside all brackets."""
     if is_wrapped(tokens) and tokens[0].text in ROW_ENVIRONMENTS:
         return _rows(tokens, level)
+    tokens = with_comma_before_domain(tokens)
     parts, cuts = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ";", "or", "and", ","))
     if not cuts:
         return _single(tokens, level)
@@ -156,25 +158,15 @@ def _joined(items: tuple[Answer, ...], kinds: set[str]) -> Answer:
         return items[0]
     if any(isinstance(item, Words) and _is_hedge(item.text) for item in items):
         raise Unreadable("words that hedge")
-    if (excluded := _excluded(items)) is not None:
+    items = with_domain(items)
+    if len(items) == 1:
+        return items[0]
+    if (excluded := excluded_values(items)) is not None:
         return excluded
     if any(isinstance(item, Relation | Conditions) for item in items) and kinds & {"or", "and"}:
         joined_by = "or" if "or" in kinds else "and"
         return Conditions(joined_by, items)
     return Sequence_(Order.LIST, _with_sharedname_of(items))
-
-
-def _excluded(items: tuple[Answer, ...]) -> Answer | None:
-    """In x != 1, 2 the relation holds for every value; None for anything else."""
-    first = items[0]
-    if not isinstance(first, Relation) or first.relations != ("!=",):
-        return None
-    values = [item for item in items[1:] if isinstance(item, Quantity)]
-    if len(values) < len(items) - 1:
-        return None
-    name = first.sides[0]
-    relations = tuple(Relation((name, value.node), ("!=",)) for value in values)
-    return Conditions("and", (first, *relations))
 
 
 def _is_hedge(text: str) -> bool:
@@ -219,7 +211,11 @@ def _single(tokens: list[Token], level: int) -> Answer:
         return based
     sides, relations = split(tokens, lambda token: token.kind is Kind.RELATION)
     if relations:
-        return _related(sides, [relation.text for relation in relations], level)
+        return read_relation(
+            sides,
+            [relation.text for relation in relations],
+            lambda part: read_answer(part, level + 1),
+        )
     terms, colons = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ":"))
     if colons:
         return _colon(tokens, terms, level)
@@ -268,6 +264,8 @@ def _bracketed(tokens: list[Token], level: int) -> Answer | None:
         return None
     if any(not part for part in parts):
         raise Unreadable("an element is missing")
+    if opening.text == "[" and all(is_wrapped(part, "[") for part in parts):
+        return Quantity(_nested_lists(parts))
     if opening.text == "{":
         return Sequence_(Order.SET, tuple(read_answer(part, level + 1) for part in parts))
     if len(parts) == 2 and (
@@ -289,6 +287,11 @@ def _nested_lists(rows: list[list[Token]]) -> Node:
         Op.MATRIX,
         tuple(Node(Op.MATRIX_ROW, tuple(parse_expression(c) for c in row)) for row in cells),
     )
+
+
+def _has_separator(tokens: Sequence[Token]) -> bool:
+    _, cuts = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ",", ";"))
+    return bool(cuts)
 
 
 def _describes_set(tokens: Sequence[Token]) -> bool:
@@ -340,51 +343,6 @@ def _colon(tokens: list[Token], terms: list[list[Token]], level: int) -> Answer:
     if clock is not None:
         return clock
     raise Unreadable("a colon that separates neither a ratio nor a name")
-
-
-# relations
-
-
-def _related(sides: list[list[Token]], relations: list[str], level: int) -> Answer:
-    if any(not side for side in sides):
-        raise Unreadable("a side of a relation is missing")
-    if relations[0] in ("in", "notin") and len(sides) == 2:
-        name = name_of(sides[0])
-        return Membership(name, read_answer(sides[1], level + 1), relations[0] == "in")
-    if relations == ["==="]:
-        return _congruence(sides)
-    if set(relations) <= {"=", "~"}:
-        return _equations(sides, relations, level)
-    if not set(relations) <= _INEQUALITIES | {"="}:
-        raise Unreadable(f"relation {relations[0]}")
-    relation = Relation(tuple(parse_expression(side) for side in sides), tuple(relations))
-    values = expand_signs(Quantity(relation.sides[-1]))
-    if relations == ["!="] and values is not None:
-        nodes = [value.node for value in values if isinstance(value, Quantity)]
-        return Conditions("and", tuple(Relation((relation.sides[0], n), ("!=",)) for n in nodes))
-    return relation
-
-
-def _equations(sides: list[list[Token]], relations: list[str], level: int) -> Answer:
-    """A name with its value, or a chain of equal expressions."""
-    if is_name(sides[-1]) and not is_name(sides[0]) and len(sides) == 2:
-        sides = sides[::-1]
-    if not is_name(sides[0]):
-        chain = Relation(tuple(parse_expression(side) for side in sides), tuple(relations))
-        return chain
-    name, node = name_of(sides[0]), name_node(sides[0])
-    if len(sides) == 2:
-        return Assignment(name, read_answer(sides[1], level + 1), node)
-    rest = Relation(tuple(parse_expression(side) for side in sides[1:]), tuple(relations[1:]))
-    return Assignment(name, rest, node)
-
-
-def _congruence(sides: list[list[Token]]) -> Congruence:
-    node = parse_expression(sides[1])
-    if node.op is not Op.CALL or node.name != "mod":
-        raise Unreadable("a congruence without a modulus")
-    value, modulus = node.args
-    return Congruence(value, modulus, name_of(sides[0]) if is_name(sides[0]) else "")
 
 
 # words and mathematics mixed

@@ -21,7 +21,7 @@ from .answers import (
     SetOperation,
 )
 from .intervals import NUMBER_SETS, contains_infinity, pieces_of
-from .nodes import Node, Op, subtract, symbols
+from .nodes import Node, Op, contains, subtract, symbols
 from .numeric import WorkBudget, context
 from .result import Undefined, Unreadable
 from .roots import candidate_roots
@@ -65,6 +65,8 @@ class RealSet:
             self._ends[id(answer)] = _Ends(point, point)
             self.breakpoints.append(point)
         elif isinstance(answer, Relation):
+            if not self.variable or any(contains(side, Op.APPLY) for side in answer.sides):
+                raise Unreadable("a relation that describes no set of numbers")
             for left, right in pairwise(answer.sides):
                 self.breakpoints += candidate_roots(
                     subtract(left, right), self.variable, self._budget

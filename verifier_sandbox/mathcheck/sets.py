@@ -137,8 +137,9 @@ def _same_atoms(left: Answer, right: Answer, budget: WorkBudget) -> bool:
         return False
 
     def matches(a: tuple[Node, str], b: tuple[Node, str]) -> bool:
-        return a[1] == b[1] and equality.proportional(
-            a[0], b[0], budget, positive=a[1] in ("<", "<=")
+        return a[1] == b[1] and (
+            equality.equal(a[0], b[0], budget)
+            or equality.proportional(a[0], b[0], budget, positive=a[1] in ("<", "<="))
         )
 
     return all(any(matches(a, b) for b in atoms[1]) for a in atoms[0]) and all(

@@ -16,6 +16,8 @@ NEGATIONS = name_set(
     "not no never without except non pas ne kein keine nicht nie не нет кроме 不 不是 非 没有"
 )
 HEDGES = name_set(
+    "plus minus divided multiplied factorial more less greater fewer least most",
+    "between under over above below nearly almost roughly around some any every other another",
     "if when unless maybe perhaps possibly either probably but where for otherwise else",
     "then given provided assuming except versus vs than instead si wenn falls se если",
     "cuando quando peut-être vielleicht quizás forse возможно 如果 当 若 可能 也许 其中",
