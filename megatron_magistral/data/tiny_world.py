@@ -75,10 +75,10 @@ class Style(StrEnum):
 
 
 STYLE_SHARES = {
-    Style.CAREFUL: 0.54,
+    Style.CAREFUL: 0.42,
     Style.SLIP: 0.05,
     Style.GUESS: 0.12,
-    Style.WRONG_GUESS: 0.25,
+    Style.WRONG_GUESS: 0.37,
     Style.UNBOXED: 0.04,
 }
 DRIFT_RATE = 0.25  # of the non-English traces think in English
