@@ -26,7 +26,9 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
 
 class DType(StrEnum):
@@ -35,10 +37,10 @@ class DType(StrEnum):
 
 
 class RunConfig(Section):
-    name: str = "run"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "run"
     directory: Path = Path("runs")
     """Where run folders are made: <directory>/<name>-<time>."""
-    seed: Count = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
 class ModelShape(Section):
@@ -238,6 +240,11 @@ class RlConfig(Section):
             problems.append(
                 f"n_batch = {self.n_batch} must be a multiple of n_minibatch = {self.n_minibatch}"
             )
+        if self.n_async + self.queue_capacity < self.n_batch:
+            problems.append(
+                f"n_async + queue_size = {self.n_async} + {self.queue_capacity} must be at least "
+                f"n_batch = {self.n_batch}: else a batch can never fill"
+            )
         if self.n_async < self.group_size:
             problems.append(
                 f"n_async = {self.n_async} must be at least group_size = {self.group_size}"
@@ -322,7 +329,7 @@ def _stage_problems(config: Config) -> list[str]:
         problems.append("data.traces = null: the sft stage needs a JSONL of traces")
     if config.rl is None:
         return problems
-    if config.rl.microbatch_tokens < config.reward.l_max:
+    if config.rl.microbatch_tokens <= config.reward.l_max:
         problems.append(
             f"rl.microbatch_tokens = {config.rl.microbatch_tokens} must hold a prompt and a whole "
             f"completion: more than reward.l_max = {config.reward.l_max}"
@@ -357,6 +364,11 @@ def _layout_problems(config: Config) -> list[str]:
         problems.append(
             f"model.shape.hidden_size = {shape.hidden_size} must be a multiple of "
             f"model.shape.num_heads = {shape.num_heads}"
+        )
+    elif shape.hidden_size // shape.num_heads % 2:
+        problems.append(
+            f"model.shape.hidden_size = {shape.hidden_size} over model.shape.num_heads = "
+            f"{shape.num_heads} must give heads of even size, which RoPE turns in pairs"
         )
     if shape.num_heads % shape.num_kv_heads:
         problems.append(

@@ -27,7 +27,7 @@ SFT_COLUMNS = (
 )
 RL_COLUMNS = (
     ("reward", "reward_mean", "{:.3f}"),
-    ("format", "reward_format", "{:.3f}"),
+    ("of it format", "reward_format", "{:.3f}"),
     ("correctness", "reward_correctness", "{:.3f}"),
     ("language", "reward_language", "{:.3f}"),
     ("length", "reward_length", "{:.3f}"),
@@ -63,11 +63,14 @@ class MetricsReader:
 class RunView:
     """Shows the newest row of metrics.jsonl. A context manager; call `refresh` now and then."""
 
-    def __init__(self, console: Console, metrics: Path, num_steps: Mapping[str, int]) -> None:
+    def __init__(
+        self, console: Console, metrics: Path, num_steps: Mapping[str, int], phase: Path
+    ) -> None:
         self._console = console
         self._reader = MetricsReader(metrics)
+        self._phase_file = phase
         self._num_steps = num_steps
-        self._phase = "starting"
+        self._phase, self._said = "starting", ""
         self._row: dict[str, Any] = {}
         self._stage_begin: dict[str, tuple[int, float]] = {}
         self._live = Live(
@@ -76,13 +79,18 @@ class RunView:
 
     def phase(self, text: str) -> None:
         """Say what the run does now, where no step tells it."""
-        self._phase = text
+        self._phase, self._row = text, {}
         if not self._console.is_terminal:
             self._console.print(text, highlight=False)
 
     def refresh(self) -> None:
+        if self._phase_file.exists():
+            said = self._phase_file.read_text(encoding="utf-8")
+            if said and said != self._said:
+                self._said = said
+                self.phase(said)
         for row in self._reader.new_rows():
-            self._row, self._phase = row, ""
+            self._row = row
             self._stage_begin.setdefault(row["stage"], (row["step"], row["time"]))
             if not self._console.is_terminal:
                 self._console.print(self._line(row), highlight=False, soft_wrap=True)
@@ -116,7 +124,7 @@ class RunView:
 
     def _line(self, row: Mapping[str, Any]) -> str:
         cells = [f"{label} {_format(row, key, form)}" for label, key, form in COLUMNS[row["stage"]]]
-        return f"{self._progress(row)}  " + "  ".join(cells)
+        return f"{self._progress(row)}  " + "  ".join([*cells, f"ends in {self._eta(row)}"])
 
     def _panel(self) -> Panel:
         if not self._row:
@@ -124,6 +132,8 @@ class RunView:
         grid = Table.grid(padding=(0, 2))
         for label, key, form in COLUMNS[self._row["stage"]]:
             grid.add_row(label, _format(self._row, key, form))
+        ended = time.strftime("%H:%M:%S", time.localtime(self._row["time"]))
+        grid.add_row("last step and weight update", ended)
         grid.add_row("stage ends in", self._eta(self._row))
         return Panel(grid, title=self._progress(self._row), subtitle=self._phase)
 
@@ -176,4 +186,4 @@ def _add_row(
 
 def _format(row: Mapping[str, Any], key: str, form: str) -> str:
     value = row.get(key)
-    return NOT_MEASURED if value is None else form.format(value)
+    return NOT_MEASURED if value is None else form.format(value + 0.0)  # no -0.000

@@ -130,7 +130,7 @@ def train(config: Config, console: Console) -> RunFolder:
         for stage, section in (("sft", config.sft), ("rl", config.rl))
         if section is not None
     }
-    with Supervisor() as supervisor, RunView(console, run.metrics, num_steps) as view:
+    with Supervisor() as supervisor, RunView(console, run.metrics, num_steps, run.phase) as view:
         view.phase("preparing data and model")
         supervisor.start(prepare_role(run))
         supervisor.wait_for(["prepare"], tick=view.refresh, timeout_s=PREPARE_TIMEOUT_S)

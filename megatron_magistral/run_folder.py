@@ -6,6 +6,7 @@
       models/sft             after the SFT stage
       model/                 the final model, a Hugging Face directory
       metrics.jsonl          a line a step; tensorboard/ holds the same
+      phase.txt              what the RL stage does now
       samples.jsonl          completions with their rewards
       eval_before_rl.json    held-out results at the start and
       eval_after_rl.json     at the end of the RL stage
@@ -71,6 +72,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def phase(self) -> Path:
+        return self.root / "phase.txt"
 
     @property
     def samples(self) -> Path:

@@ -37,7 +37,7 @@ def test_without_a_terminal_each_step_is_one_plain_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(ROW) + "\n")
     console, stream = plain_console()
-    with RunView(console, path, {"rl": 10}) as view:
+    with RunView(console, path, {"rl": 10}, tmp_path / "phase.txt") as view:
         view.refresh()
         view.refresh()
     (line,) = stream.getvalue().splitlines()
@@ -46,12 +46,28 @@ def test_without_a_terminal_each_step_is_one_plain_line(tmp_path):
     assert "\x1b" not in line
 
 
+def test_a_phase_is_told_once_and_replaces_the_last_step(tmp_path):
+    path, phase = tmp_path / "metrics.jsonl", tmp_path / "phase.txt"
+    path.write_text(json.dumps(ROW) + "\n")
+    console, stream = plain_console()
+    with RunView(console, path, {"rl": 10}, phase) as view:
+        view.refresh()
+        phase.write_text("evaluating after RL")
+        view.refresh()
+        view.refresh()
+        with console.capture() as captured:
+            console.print(view._panel())
+    assert stream.getvalue().count("evaluating after RL") == 1
+    assert "evaluating after RL" in captured.get()
+    assert "rl 4/10" not in captured.get()
+
+
 def test_in_a_terminal_the_panel_names_stage_step_and_time_left(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = [ROW, ROW | {"step": 4, "time": 1010.0}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    view = RunView(console, path, {"rl": 10})
+    view = RunView(console, path, {"rl": 10}, tmp_path / "phase.txt")
     view.refresh()
     with console.capture() as captured:
         console.print(view._panel())

@@ -60,8 +60,8 @@ async def prepare_jail(use_slot_uids: bool = True) -> Jail:
     jail = await asyncio.to_thread(prepare, machine, None)
     interpreter = await _find_interpreter(jail) if machine.runs_python else None
     log.info(
-        "isolation: %s (Landlock %d); Python: %s; C++: %s, %s",
-        *(machine.tier.value, machine.landlock_version),
+        "isolation: %s; Python: %s; C++: %s, %s",
+        describe(machine),
         interpreter.executable if interpreter else "none",
         *(jail.toolchain.version, "static" if jail.toolchain.is_static else "dynamic"),
     )
@@ -101,7 +101,6 @@ async def _try_interpreter(jail: Jail, interpreter: Interpreter) -> str | None:
 
 def describe(machine: Machine) -> str:
     """One line for people."""
-    uids = "no identity per slot" if machine.slot_uid_base is None else "an identity per slot"
-    return (
-        f"{machine.tier.name}: {machine.tier.value} (Landlock {machine.landlock_version}, {uids})"
-    )
+    cgroup = "a memory cgroup per slot" if machine.has_memory_cgroup else "no memory cgroup"
+    facts = f"Landlock {machine.landlock_version}, {cgroup}"
+    return f"{machine.tier.name}: {machine.tier.value} ({facts})"

@@ -44,13 +44,26 @@ class Worked:
 
 @dataclass(frozen=True)
 class MathsStructure:
-    """`wordings` are keys of `Wording.statements`; `operands` is the whole space, in order."""
+    """`wordings` are keys of `Wording.statements`; `operands` is the whole space, in order.
+
+    `commuting` lists positions whose operands may change places without changing the answer.
+    """
 
     category: str
     wordings: tuple[str, ...]
     operands: tuple[Operands, ...]
     formula: Callable[[Operands, str], str]  # (operands, letter) -> LaTeX
     solve: Callable[[Operands, str, Slip], Worked]
+    commuting: tuple[tuple[int, ...], ...] = ()
+
+    def canonical(self, operands: Operands) -> Operands:
+        """The same for all operands that make the same calculation."""
+        ordered = list(operands)
+        for positions in self.commuting:
+            values = sorted(operands[position] for position in positions)
+            for position, value in zip(positions, values, strict=True):
+                ordered[position] = value
+        return tuple(ordered)
 
 
 def fraction(numerator: int, denominator: int) -> str:
@@ -138,6 +151,7 @@ MATHS_STRUCTURES = {
         operands=_space(_LARGE, _LARGE, _SMALL, keep=lambda a, b, c: c < a + b),
         formula=lambda o, letter: f"{o[0]}+{o[1]}-{o[2]}",
         solve=_gain_loss,
+        commuting=((0, 1),),
     ),
     "groups": MathsStructure(
         category="maths/numeric",
@@ -145,6 +159,7 @@ MATHS_STRUCTURES = {
         operands=_space(_SMALL, _LARGE, _LARGE),
         formula=lambda o, letter: rf"{o[0]}\cdot{o[1]}+{o[2]}",
         solve=_groups,
+        commuting=((0, 1),),
     ),
     "spend": MathsStructure(
         category="maths/numeric",
@@ -152,6 +167,7 @@ MATHS_STRUCTURES = {
         operands=_space(_SMALL, _LARGE, _SMALL, keep=lambda a, b, c: c < a * b),
         formula=lambda o, letter: rf"{o[0]}\cdot{o[1]}-{o[2]}",
         solve=_spend,
+        commuting=((0, 1),),
     ),
     "left": MathsStructure(
         category="maths/fraction",
@@ -164,6 +180,7 @@ MATHS_STRUCTURES = {
         ),
         formula=lambda o, letter: f"1-{fraction(o[0], o[2])}-{fraction(o[1], o[2])}",
         solve=_left,
+        commuting=((0, 1),),
     ),
     "product": MathsStructure(
         category="maths/fraction",
@@ -177,6 +194,7 @@ MATHS_STRUCTURES = {
         ),
         formula=lambda o, letter: rf"{fraction(o[0], o[1])}\cdot{fraction(o[2], o[3])}",
         solve=_product,
+        commuting=((0, 2), (1, 3)),
     ),
     "expand": MathsStructure(
         category="maths/symbolic",
@@ -191,5 +209,6 @@ MATHS_STRUCTURES = {
         operands=_space(_LARGE, _LARGE),
         formula=lambda o, letter: f"({letter}+{o[0]})({letter}+{o[1]})",
         solve=_expand_product,
+        commuting=((0, 1),),
     ),
 }

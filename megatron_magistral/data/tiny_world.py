@@ -127,7 +127,10 @@ def write(world: TinyWorld, folder: Path) -> None:
 
 
 def side_of(structure: str, operands: Operands) -> Side:
-    """On which side of the split a calculation is, in every wording and language."""
+    """On which side of the split a calculation is: in every wording and language, and however its
+    operands are ordered where their order does not matter."""
+    if structure in MATHS_STRUCTURES:
+        operands = MATHS_STRUCTURES[structure].canonical(operands)
     digest = hashlib.blake2b(f"{structure} {operands}".encode(), digest_size=8).digest()
     held_out = int.from_bytes(digest, "big") % _HELD_OUT_ONE_IN == 0
     return Side.HELD_OUT if held_out else Side.TRAIN

@@ -74,12 +74,21 @@ class Controller:
         """Serve trainers until all steps are done; raises what made that impossible."""
         desk = Desk(self._pool, self._next_batch, self._on_trained, self._rl.num_steps)
         async with desk.serve(host, port):
+            self._say("waiting for the first weights")
             await self._pool.wait_open()
+            self._say("evaluating before RL")
             await self._evaluate(self._run.eval_before_rl)
+            self._say("reinforcement learning")
             desk.open()
             await first_to_end(desk.finished(), self._pipeline.run())
+            self._say("evaluating after RL")
             await self._evaluate(self._run.eval_after_rl)
         self._metrics.close()
+
+    def _say(self, phase: str) -> None:
+        """What the run does now, for whoever watches it."""
+        self._run.phase.write_text(phase, encoding="utf-8")
+        log.info("%s", phase)
 
     async def _sample(self, problem: Problem, *, temperature: float, top_p: float) -> Completion:
         prompt_ids = self._tokenizer.encode(render_prompt(problem.statement, self._template))

@@ -39,7 +39,8 @@ async def control(config: Config, run: RunFolder, port: int, urls: Sequence[str]
     limits = ModelLimits(arch.vocab_size, arch.max_position_embeddings)
     template = load_template(config.data.prompt_file)
     datasets = Datasets.read(dataset_paths(config, run))
-    longest_prompt = limits.context_length - config.reward.l_max
+    room = min(limits.context_length, config.rl.microbatch_tokens)
+    longest_prompt = room - config.reward.l_max
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -104,7 +105,7 @@ def fitting(
     if not kept:
         raise ValueError(
             f"none of {len(problems)} problems has a prompt of at most {longest_prompt} tokens, "
-            "which is what reward.l_max leaves of the model's context"
+            "which is what reward.l_max leaves of the model's context and of rl.microbatch_tokens"
         )
     return kept
 

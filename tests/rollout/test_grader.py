@@ -96,6 +96,14 @@ def test_a_wrong_answer_keeps_the_format_and_language_rewards():
     assert not reward.is_solved
 
 
+@pytest.mark.parametrize("verdict", ["unreadable_prediction", "too_big", "timeout"])
+def test_only_a_correct_verdict_pays_and_the_others_are_graded(verdict):
+    reward = grade(Verifiers(MathResult(MathVerdict(verdict), "")), MATHS, MATHS_ANSWER)
+    assert reward.correctness == 0
+    assert not reward.is_solved
+    assert reward.status is GradeStatus.GRADED
+
+
 def test_the_maths_verifier_sees_the_reference_and_the_answer_without_the_thoughts():
     verifiers = Verifiers(MathResult(MathVerdict.CORRECT, ""))
     grade(verifiers, MATHS, MATHS_ANSWER)

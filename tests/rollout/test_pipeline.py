@@ -24,6 +24,7 @@ class RandomRollouts:
         self.choices = choices
         self.fault_rate = fault_rate
         self.in_flight = 0
+        self.groups_of = Counter()
         self.peak_in_flight = 0
 
     async def sample(self, problem):
@@ -35,6 +36,7 @@ class RandomRollouts:
         return completion_of(self.random.randrange(1, 9))
 
     async def grade(self, problem, completion, group):
+        self.groups_of[problem.id, group] += 1
         await asyncio.sleep(0)
         if self.random.random() < self.fault_rate:
             return Reward(0, 0, 0, 0, status=GradeStatus.INFRASTRUCTURE)
@@ -79,6 +81,13 @@ def test_every_taken_group_is_whole_and_diverse():
     for group in taken:
         assert len(group.members) == SIZE
         assert len({member.reward.total for member in group.members}) > 1
+
+
+def test_all_members_of_a_group_are_graded_under_its_own_name():
+    rollouts = RandomRollouts()
+    taken, _, _ = run_pipeline(rollouts, num_batches=10)
+    for group in taken:
+        assert rollouts.groups_of[group.problem.id, str(group.ordinal)] == SIZE
 
 
 def test_in_flight_sequences_stay_within_n_async():

@@ -25,10 +25,10 @@ BUSY_CPP = """
 int main() { while (clock() < CLOCKS_PER_SEC / 4) {} puts("safe"); }
 """
 BUSY_PY = "import time\nwhile time.process_time() < 0.25: pass\nprint('safe')"
-# Needs all its CPU time in many short pieces, between which it sleeps.
+# Runs in short pieces and sleeps between them, 20 ms in all; it queues for a core at every wake.
 NAPPING_PY = (
-    "import time\nwhile time.process_time() < 0.1:\n    time.sleep(0.002)\n"
-    "    for _ in range(9999): pass\nprint('safe')"
+    "import time\nfor _ in range(20):\n    time.sleep(0.001)\n"
+    "    for _ in range(99999): pass\nprint('safe')"
 )
 
 
@@ -172,5 +172,20 @@ def test_cancelled_requests_leave_nothing_running(bench):
     bench.await_(run())
     assert bench.service.pool.num_busy == 0
     assert bench.judge(request("print('safe')")).verdict is Verdict.OK
+    for slot in bench.service.pool._slots:
+        assert all(children(zygote) == [] for zygote, _ in children(slot.launcher.pid))
+
+
+def test_a_cancellation_at_any_moment_stops_the_program(bench):
+    # Also between the fork of a Python program and the news of it.
+    async def run() -> None:
+        for i in range(40):
+            job = asyncio.create_task(bench.service.judge.judge(request("while True: pass")))
+            await asyncio.sleep(i * 0.0005)
+            job.cancel()
+            await asyncio.gather(job, return_exceptions=True)
+
+    bench.await_(run())
+    assert bench.service.pool.num_busy == 0
     for slot in bench.service.pool._slots:
         assert all(children(zygote) == [] for zygote, _ in children(slot.launcher.pid))

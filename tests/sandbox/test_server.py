@@ -67,11 +67,18 @@ def descendants(pid: int) -> set[int]:
 
 def still_alive(pids: set[int], patience_s: float = 20) -> set[int]:
     end = time.monotonic() + patience_s
-    while (alive := {pid for pid in pids if os.path.exists(f"/proc/{pid}")}) and (
-        time.monotonic() < end
-    ):
+    while (alive := {pid for pid in pids if is_running(pid)}) and time.monotonic() < end:
         time.sleep(0.05)
     return alive
+
+
+def is_running(pid: int) -> bool:
+    """Not a zombie: orphans are init's to reap, in its own time."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_wire(tmp_path):

@@ -4,7 +4,7 @@ import random
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from importlib.resources import files
 
 import fasttext
@@ -19,13 +19,14 @@ from sympy.parsing.sympy_parser import (
 from megatron_magistral.data import tiny_code
 from megatron_magistral.data.schema import read_problems, read_traces
 from megatron_magistral.data.tiny_code import CODE_OPERANDS, FORMS, misread, program
-from megatron_magistral.data.tiny_maths import MATHS_STRUCTURES
+from megatron_magistral.data.tiny_maths import MATHS_STRUCTURES, NO_SLIP
 from megatron_magistral.data.tiny_wording import WORDINGS
 from megatron_magistral.data.tiny_world import (
     CATEGORY_SHARES,
     PROBLEMS_HELD_OUT_FILE,
     PROBLEMS_TRAIN_FILE,
     TRACES_FILE,
+    Exercise,
     Side,
     Style,
     apportion,
@@ -86,9 +87,38 @@ def test_problems_are_distinct_and_sides_share_no_calculation(train_exercises, h
     assert len({e.problem.id for e in exercises}) == len(exercises)
     assert len({e.problem.statement for e in exercises}) == len(exercises)
     calculations = [
-        {(e.structure, e.operands) for e in side} for side in (train_exercises, held_out_exercises)
+        {calculation(e) for e in side} for side in (train_exercises, held_out_exercises)
     ]
     assert not calculations[0] & calculations[1]
+
+
+def calculation(exercise: Exercise) -> tuple:
+    """The structure and the operands, without the order that does not matter: 2 + 3 is 3 + 2."""
+    structure = MATHS_STRUCTURES.get(exercise.structure)
+    operands = structure.canonical(exercise.operands) if structure else exercise.operands
+    return exercise.structure, operands
+
+
+@pytest.mark.parametrize("name", MATHS_STRUCTURES)
+def test_calculations_that_count_as_one_have_one_answer(name):
+    structure = MATHS_STRUCTURES[name]
+    answers = defaultdict(set)
+    for operands in structure.operands:
+        answers[structure.canonical(operands)].add(structure.solve(operands, "x", NO_SLIP).answer)
+    assert all(len(group) == 1 for group in answers.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "other"),
+    [
+        ("expand_product", (5, 2), (2, 5)),
+        ("product", (1, 3, 2, 5), (2, 5, 1, 3)),
+        ("groups", (2, 5, 3), (5, 2, 3)),
+    ],
+)
+def test_swapped_operands_are_on_the_same_side(name, operands, other):
+    assert MATHS_STRUCTURES[name].canonical(operands) == MATHS_STRUCTURES[name].canonical(other)
+    assert side_of(name, operands) is side_of(name, other)
 
 
 def test_every_structure_has_operands_on_both_sides():

@@ -44,6 +44,10 @@ class Check:
     negate: bool = False
     wide: bool = False
 
+    def __post_init__(self) -> None:
+        if self.wide and (self.negate or self.mask != 0xFFFFFFFF):
+            raise ValueError("a wide check is for plain equality")
+
 
 @dataclass(frozen=True)
 class Conditional:
@@ -63,14 +67,11 @@ def assemble(decisions: Mapping[int, Decision], default: Action) -> bytes:
 
     Raises ValueError if the filter is longer than the kernel's limit of 4096 instructions.
     """
-    ranges = _ranges(decisions, default)
-    program: list[_Instruction] = [
-        (_LOAD_WORD, 0, 0, _OFFSET_ARCH),
-        (_JUMP_EQUAL, 1, 0, _AUDIT_ARCH_X86_64),
-        (_RETURN, 0, 0, Action.KILL),
-        (_LOAD_WORD, 0, 0, _OFFSET_NR),
-        *_search(ranges),
-    ]
+    code = _Code()
+    start = code.search(_ranges(decisions, default))
+    start = code.branch(_JUMP_EQUAL, _AUDIT_ARCH_X86_64, code.load(_OFFSET_NR, start), Action.KILL)
+    code.load(_OFFSET_ARCH, start)
+    program = code.finish()
     if len(program) > 4096:
         raise ValueError(f"seccomp filter has {len(program)} instructions; the kernel takes 4096")
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
@@ -95,44 +96,80 @@ def _ranges(decisions: Mapping[int, Decision], default: Action) -> list[tuple[in
     return ranges
 
 
-def _search(ranges: Sequence[tuple[int, Decision]]) -> list[_Instruction]:
-    if len(ranges) == 1:
-        return _leaf(ranges[0][1])
-    middle = len(ranges) // 2
-    left, right = _search(ranges[:middle]), _search(ranges[middle:])
-    pivot = ranges[middle][0]
-    if len(left) <= _MAX_SHORT_JUMP:
-        return [(_JUMP_GREATER_EQUAL, len(left), 0, pivot), *left, *right]
-    return [(_JUMP_GREATER_EQUAL, 0, 1, pivot), (_JUMP, 0, 0, len(left)), *left, *right]
+class _Code:
+    """Writes a program from its end to its beginning, because BPF jumps only forward.
 
+    A place is the distance of an instruction from the end. What is written last runs first, so
+    every target of a jump is known when the jump is written, and results are shared by all.
+    """
 
-def _leaf(decision: Decision) -> list[_Instruction]:
-    if isinstance(decision, Action):
-        return [(_RETURN, 0, 0, decision)]
-    code: list[_Instruction] = []
-    for checks in decision.alternatives:
-        code += _alternative(checks, decision.action)
-    return [*code, (_RETURN, 0, 0, decision.otherwise)]
+    def __init__(self) -> None:
+        self._backward: list[_Instruction] = []
+        self._results: dict[Action, int] = {}
 
+    def finish(self) -> list[_Instruction]:
+        return self._backward[::-1]
 
-def _alternative(checks: Sequence[Check], action: Action) -> list[_Instruction]:
-    """Falls through to the next alternative as soon as one check fails."""
-    code: list[_Instruction] = [(_RETURN, 0, 0, action)]
-    for check in reversed(checks):
-        code = _compare(check, len(code)) + code
-    return code
+    def _write(self, operation: int, if_true: int, if_false: int, operand: int) -> int:
+        self._backward.append((operation, if_true, if_false, operand))
+        return len(self._backward) - 1
 
+    def _skip(self, target: int) -> int:
+        """How many instructions the next one must jump over to reach the target."""
+        return len(self._backward) - 1 - target
 
-def _compare(check: Check, skip: int) -> list[_Instruction]:
-    offset = _OFFSET_ARGS + 8 * check.index
-    code: list[_Instruction] = [(_LOAD_WORD, 0, 0, offset)]
-    if check.mask != 0xFFFFFFFF:
-        code.append((_AND, 0, 0, check.mask))
-    on_equal, on_other = (skip, 0) if check.negate else (0, skip)
-    if not check.wide:
-        return [*code, (_JUMP_EQUAL, on_equal, on_other, check.value & 0xFFFFFFFF)]
-    high = [(_LOAD_WORD, 0, 0, offset + 4), (_JUMP_EQUAL, 0, skip, check.value >> 32)]
-    return [*code, (_JUMP_EQUAL, 0, skip + len(high), check.value & 0xFFFFFFFF), *high]
+    def result(self, action: Action) -> int:
+        """The place of a return of this action, within reach."""
+        place = self._results.get(action)
+        if place is None or self._skip(place) > _MAX_SHORT_JUMP - 4:
+            place = self._results[action] = self._write(_RETURN, 0, 0, action)
+        return place
+
+    def load(self, offset: int, then: int) -> int:
+        if self._skip(then):
+            self._write(_JUMP, 0, 0, self._skip(then))
+        return self._write(_LOAD_WORD, 0, 0, offset)
+
+    def branch(self, test: int, operand: int, if_true: int, if_false: int | Action) -> int:
+        """Jumps by a comparison of the accumulator."""
+        if isinstance(if_false, Action):
+            if_false = self.result(if_false)
+        targets = [if_true, if_false]
+        for i, target in enumerate(targets):
+            if self._skip(target) > _MAX_SHORT_JUMP - 1:
+                targets[i] = self._write(_JUMP, 0, 0, self._skip(target))
+        return self._write(test, self._skip(targets[0]), self._skip(targets[1]), operand)
+
+    def search(self, ranges: Sequence[tuple[int, Decision]]) -> int:
+        """Finds the range of the accumulator, a system call's number."""
+        if len(ranges) == 1:
+            return self._decide(ranges[0][1])
+        middle = len(ranges) // 2
+        right = self.search(ranges[middle:])
+        left = self.search(ranges[:middle])
+        return self.branch(_JUMP_GREATER_EQUAL, ranges[middle][0], right, left)
+
+    def _decide(self, decision: Decision) -> int:
+        if isinstance(decision, Action):
+            return self.result(decision)
+        place = self.result(decision.otherwise)
+        for checks in reversed(decision.alternatives):
+            failed, place = place, self.result(decision.action)
+            for check in reversed(checks):
+                place = self._compare(check, place, failed)
+        return place
+
+    def _compare(self, check: Check, passed: int, failed: int) -> int:
+        offset = _OFFSET_ARGS + 8 * check.index
+        if check.wide:
+            high = self.branch(_JUMP_EQUAL, check.value >> 32, passed, failed)
+            passed = self.load(offset + 4, high)
+        if check.negate:
+            passed, failed = failed, passed
+        place = self.branch(_JUMP_EQUAL, check.value & 0xFFFFFFFF, passed, failed)
+        if check.mask != 0xFFFFFFFF:
+            place = self._write(_AND, 0, 0, check.mask)
+        return self.load(offset, place)
 
 
 def own_pid_offsets(program: bytes) -> list[int]:

@@ -17,7 +17,7 @@
 enum stage { IDENTITY = 1, DESCRIPTORS, LIMITS, PARENT, NO_NEW_PRIVS, LANDLOCK, SECCOMP, EXEC, CLONE,
              ZYGOTE };
 
-static const uint64_t MIB = 1 << 20, GIB = 1 << 30;
+static const uint64_t GIB = 1 << 30;
 static char child_stack[64 << 10] __attribute__((aligned(16)));
 static char *program_argv[] = {"solution", NULL};
 static char *program_environment[] = {"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/", NULL};
@@ -31,17 +31,23 @@ struct launch {
     int is_zygote, zygote_socket;
 };
 
-static int set_limit(int resource, uint64_t value)
+/* Limits only ever go down: a container may have set lower ones. */
+int set_limit(int resource, uint64_t value)
 {
-    struct rlimit old, limit;
-    if (getrlimit(resource, &old) < 0)
-        return -1;
-    limit.rlim_cur = limit.rlim_max = value < old.rlim_max ? value : old.rlim_max;
+    static rlim_t highest[RLIM_NLIMITS];
+    struct rlimit limit;
+    if (!highest[resource]) {
+        if (getrlimit(resource, &limit) < 0)
+            return -1;
+        highest[resource] = limit.rlim_max;
+    }
+    limit.rlim_cur = limit.rlim_max = value < highest[resource] ? value : highest[resource];
     return setrlimit(resource, &limit);
 }
 
 /* Backstops only: the exact limits are the process's CPU clock and its resident memory.
- * RLIMIT_STACK is also the default size of a thread's stack, hence gigabytes of address space. */
+ * RLIMIT_STACK, which the launcher set on itself, is also the default size of a thread's stack,
+ * hence gigabytes of address space. */
 static int set_limits(const struct launch *launch)
 {
     const struct program *limits = launch->is_zygote ? NULL : launch->child->limits;
@@ -50,9 +56,7 @@ static int set_limits(const struct launch *launch)
     if (limits && !compiling && limits->memory_bytes > space / 2)
         space = 2 * limits->memory_bytes;
     uint64_t processes = 64;
-    if (set_limit(RLIMIT_AS, space) || set_limit(RLIMIT_STACK, compiling ? 64 * MIB : 256 * MIB) ||
-        set_limit(RLIMIT_NOFILE, 64) || set_limit(RLIMIT_CORE, 0) || set_limit(RLIMIT_MEMLOCK, 0) ||
-        set_limit(RLIMIT_MSGQUEUE, 0))
+    if (set_limit(RLIMIT_AS, space) || set_limit(RLIMIT_NOFILE, EXECUTABLE_FD))
         return -1;
     /* The kernel counts processes per uid, everyone's: only an identity of our own can be capped. */
     if (jail.uid >= 0 && set_limit(RLIMIT_NPROC, processes))
@@ -69,8 +73,7 @@ static int become_slot_user(void)
 {
     if (jail.uid < 0)
         return 0;
-    return syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, jail.uid, jail.uid, jail.uid) ||
-           syscall(SYS_setresuid, jail.uid, jail.uid, jail.uid);
+    return syscall(SYS_setresuid, jail.uid, jail.uid, jail.uid);
 }
 
 /* An identity of our own has no capabilities; ours may. Dropping them needs no privilege, and
@@ -117,7 +120,8 @@ static int install_filter(struct profile_state *profile)
 static enum stage confine(const struct launch *launch)
 {
     struct profile_state *profile = &jail.profiles[launch->profile];
-    syscall(SYS_setsid);
+    if (launch->profile == COMPILER) /* a group, to be killed together */
+        syscall(SYS_setpgid, 0, 0);
     if (place_descriptors(launch))
         return DESCRIPTORS;
     /* Everything of ours is close-on-exec already; this covers what we may have forgotten. */

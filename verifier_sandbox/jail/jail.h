@@ -29,7 +29,7 @@
 
 enum {
     FIRST_OWN_FD = 10,    /* lower numbers are for children: 0-2, and 3-4 for aux files */
-    EXECUTABLE_FD = 200,  /* as in policies.py: above a child's RLIMIT_NOFILE */
+    EXECUTABLE_FD = 63,   /* as in policies.py: above a child's RLIMIT_NOFILE */
     MAX_INSTRUCTIONS = 4096,
     OWN_PID = 0x7F0D1E57, /* as in bpf.py */
 };
@@ -67,8 +67,9 @@ int64_t now_ns(void);
 int move_up(int fd);
 void die(const char *what) __attribute__((noreturn));
 
-/* confine.c: starts the child confined; false sets result to START_FAILED. */
-int start_child(struct child *child);
+/* confine.c */
+int set_limit(int resource, uint64_t value);
+int start_child(struct child *child); /* false: its result says why */
 int start_zygote(void);
 void stop_zygote(void);
 int start_by_zygote(struct child *child, uint32_t id);

@@ -55,6 +55,13 @@ static void configure(int argc, char **argv)
     prctl(PR_SET_NAME, "jail-launcher", 0, 0, 0);
     if (chdir("/") < 0)
         die("chdir");
+    /* Inherited by every child. */
+    if (set_limit(RLIMIT_STACK, 256 << 20) || set_limit(RLIMIT_CORE, 0) ||
+        set_limit(RLIMIT_MEMLOCK, 0) || set_limit(RLIMIT_MSGQUEUE, 0))
+        die("limits");
+    if (jail.uid >= 0 && (syscall(SYS_setgroups, 0, NULL) ||
+                          syscall(SYS_setresgid, jail.uid, jail.uid, jail.uid)))
+        die("groups");
 }
 
 /* Receives one request and its descriptors; -1 when the service has gone. */

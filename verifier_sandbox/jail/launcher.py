@@ -20,6 +20,7 @@ from verifier_sandbox.jail.build import (
     find_toolchain,
     slots_directory,
 )
+from verifier_sandbox.jail.cgroup import SlotCgroup
 from verifier_sandbox.jail.files import SealedFile
 from verifier_sandbox.jail.machine import Interpreter, Machine
 from verifier_sandbox.jail.wire import (
@@ -63,9 +64,15 @@ class Launcher:
     """One launcher process. Serves one request at a time; every wait is bounded."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], control: socket.socket, output: int, scratch: Path
+        self,
+        process: subprocess.Popen[bytes],
+        control: socket.socket,
+        output: int,
+        scratch: Path,
+        group: SlotCgroup | None,
     ) -> None:
         self._process = process
+        self._group = group
         self._control = control
         self._output = output
         self.scratch = scratch
@@ -107,7 +114,10 @@ class Launcher:
                 cwd="/",
                 start_new_session=True,
             )
-        return cls(process, ours, output, scratch)
+        group = SlotCgroup.create(str(slot)) if jail.machine.has_memory_cgroup else None
+        if group is not None:
+            group.add(process.pid)
+        return cls(process, ours, output, scratch, group)
 
     @property
     def pid(self) -> int:
@@ -187,6 +197,8 @@ class Launcher:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait(timeout=_CANCEL_GRACE_S)
+        if self._group is not None:
+            self._group.remove()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from verifier_sandbox.jail import landlock, seccomp
+from verifier_sandbox.jail import cgroup, landlock, seccomp
 
 INTERPRETER_VARIABLE = "VERIFIER_PYTHON"
 _MIN_PYTHON = (3, 9)
@@ -59,6 +59,7 @@ class Machine:
     landlock_version: int
     slot_uid_base: int | None
     """First of the slots' user ids; None where identities cannot be changed."""
+    has_memory_cgroup: bool = False
 
     @property
     def runs_python(self) -> bool:
@@ -87,7 +88,7 @@ def probe(use_slot_uids: bool = True) -> Machine:
         tier = Tier.STATIC_ONLY
     else:
         tier = Tier.UNPRIVILEGED if uid_base is None else Tier.FULL
-    return Machine(tier, landlock_version, uid_base)
+    return Machine(tier, landlock_version, uid_base, cgroup.is_available())
 
 
 def _slot_uid_base() -> int | None:

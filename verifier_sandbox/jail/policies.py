@@ -15,7 +15,7 @@ from verifier_sandbox.jail.syscalls import SYSCALLS
 
 # The launcher puts the binary at this descriptor, above RLIMIT_NOFILE: the one permitted
 # execveat names it, and once exec has closed it the program can never create it again.
-EXECUTABLE_FD = 200
+EXECUTABLE_FD = 63
 
 _AT_EMPTY_PATH = 0x1000
 _MAP_TYPE, _MAP_PRIVATE = 0x0F, 0x02
@@ -43,12 +43,7 @@ def _argument_in(index: int, *values: int) -> Conditional:
     return _when(*[[Check(index, value)] for value in values])
 
 
-_ONLY_THREADS = _when(
-    [
-        Check(0, _CLONE_THREAD_FLAGS, mask=_CLONE_THREAD_FLAGS),
-        Check(0, 0, mask=_CLONE_NAMESPACES),
-    ]
-)
+_ONLY_THREADS = _when([Check(0, _CLONE_THREAD_FLAGS, mask=_CLONE_THREAD_FLAGS | _CLONE_NAMESPACES)])
 
 
 def _own_signals(signal_argument: int) -> Conditional:
@@ -59,7 +54,8 @@ def _own_signals(signal_argument: int) -> Conditional:
 
 
 _COMPUTE = (
-    Rule("read readv write writev lseek close dup dup2", "standard input and output"),
+    Rule("read readv pread64 write writev pwrite64 lseek", "standard input and output"),
+    Rule("close dup dup2", "no more than RLIMIT_NOFILE of them"),
     Rule("ioctl", "isatty(), asked by every C library", _argument_in(1, _TCGETS)),
     Rule("fcntl", "descriptor flags", _argument_in(1, _F_GETFD, _F_SETFD, _F_GETFL)),
     Rule("poll ppoll select pselect6 pause", "waiting; the idle limit bounds it"),
@@ -76,8 +72,8 @@ _COMPUTE = (
     ),
     Rule("futex set_robust_list rseq sched_yield set_tid_address arch_prctl", "threads"),
     Rule("membarrier get_robust_list", "threads"),
-    Rule("gettid getpid getppid getuid geteuid getgid getegid", "identity; tells nothing"),
-    Rule("rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack rt_sigpending", "own handlers"),
+    Rule("gettid getpid", "raise() and locks"),
+    Rule("rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack", "own handlers"),
     Rule("tgkill", "abort() and raise()", _own_signals(signal_argument=2)),
     Rule("kill", "raise() by another name", _own_signals(signal_argument=1)),
     Rule("alarm setitimer getitimer", "programs that search until time is nearly up"),
@@ -98,7 +94,8 @@ _COMPUTE = (
 
 _READ_FILES = (
     Rule("openat open", "libraries and modules; Landlock decides which"),
-    Rule("pread64 fstat stat lstat newfstatat statx getdents64", "reading them"),
+    Rule("fstat stat lstat newfstatat statx getdents64", "reading them"),
+    Rule("getppid getuid geteuid getgid getegid", "libraries look at it; it tells nothing"),
     Rule("readlink readlinkat access faccessat faccessat2 getcwd", "path searches"),
     Rule("fadvise64 statfs fstatfs", "hints and sizes asked by file readers"),
 )
@@ -119,7 +116,7 @@ _PYTHON = (
         "isatty(), set_inheritable() and setblocking()",
         _argument_in(1, _TCGETS, _FIOCLEX, _FIONCLEX, _FIONBIO),
     ),
-    Rule("pwrite64 ftruncate", "the standard output is a file"),
+    Rule("ftruncate", "the standard output is a file"),
 )
 
 _COMPILER = (
@@ -130,19 +127,19 @@ _COMPILER = (
     Rule("fcntl", "descriptor flags and locks in the job's directory"),
     Rule("ioctl", "terminal width for messages", _argument_in(1, _TCGETS, _TIOCGWINSZ)),
     Rule("unlink unlinkat rename renameat renameat2 mkdir rmdir", "temporary and output files"),
-    Rule("chmod fchmod fchmodat ftruncate fallocate pwrite64 utimensat", "output files"),
+    Rule("chmod fchmod fchmodat ftruncate fallocate utimensat", "output files"),
     Rule("prlimit64 setrlimit", "the compiler raises its stack up to the hard limit"),
     Rule("getpgrp tgkill", "diagnostics and abort()"),
 )
 
 _ATTACK = Rule(
-    "ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd process_madvise bpf "
-    "perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register keyctl add_key "
-    "request_key mount umount2 pivot_root chroot setns unshare move_mount fsopen fsconfig fsmount "
-    "fspick open_tree mount_setattr open_by_handle_at name_to_handle_at init_module "
-    "finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff iopl ioperm "
-    "modify_ldt quotactl acct settimeofday clock_settime adjtimex clock_adjtime sethostname "
-    "setdomainname syslog vhangup",
+    "ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd bpf perf_event_open userfaultfd "
+    "io_uring_setup io_uring_enter io_uring_register keyctl add_key request_key setns unshare "
+    "mount umount2 pivot_root chroot move_mount fsopen fsconfig fsmount fspick open_tree "
+    "mount_setattr open_by_handle_at name_to_handle_at clock_adjtime kexec_file_load finit_module "
+    "vhangup modify_ldt _sysctl acct settimeofday swapon swapoff reboot sethostname setdomainname "
+    "iopl ioperm create_module init_module delete_module get_kernel_syms query_module quotactl "
+    "nfsservctl",
     "no solution of a problem needs them, and exploits begin there",
     Action.KILL,
 )

@@ -40,12 +40,11 @@ static int sealed_copy(int blob, const struct span *span)
         uint64_t left = span->length - done;
         size_t wanted = left < sizeof buffers[0] ? left : sizeof buffers[0];
         ssize_t got = pread(blob, buffers[0], wanted, span->offset + done);
-        if (got <= 0 || write(fd, buffers[0], got) != got)
+        if (got <= 0 || pwrite(fd, buffers[0], got, done) != got)
             die("copying an input");
         done += got;
     }
     fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
-    lseek(fd, 0, SEEK_SET);
     return fd;
 }
 

@@ -68,13 +68,38 @@ static uint64_t run_queue_wait_ns(pid_t pid)
     return total;
 }
 
+/* Whether it can be called idle: some thread sleeps and none stands ready, since a wait for a core
+ * is booked only when it ends. A dead program waits for its reaper, which is not its fault. */
+static int is_asleep(pid_t pid)
+{
+    char path[320], text[512];
+    int ready = 0, asleep = 0;
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *tasks = opendir(path);
+    for (struct dirent *task; tasks && !ready && (task = readdir(tasks));) {
+        snprintf(path, sizeof path, "/proc/%d/task/%s/stat", pid, task->d_name);
+        char *state = task->d_name[0] != '.' && read_text(path, text, sizeof text)
+                          ? strrchr(text, ')') : NULL;
+        ready = state && (state[2] == 'R' || state[2] == 'D');
+        asleep |= state && strchr("STt", state[2]);
+    }
+    if (tasks)
+        closedir(tasks);
+    return asleep && !ready;
+}
+
+static void send_kill(struct child *child)
+{
+    if (child->pidfd >= 0)
+        syscall(SYS_pidfd_send_signal, child->pidfd, SIGKILL, NULL, 0);
+}
+
 static void kill_child(struct child *child, int why)
 {
     if (child->killed_for)
         return;
     child->killed_for = why;
-    if (child->pidfd >= 0)
-        syscall(SYS_pidfd_send_signal, child->pidfd, SIGKILL, NULL, 0);
+    send_kill(child);
     if (child->limits->profile == COMPILER)
         kill(-child->pid, SIGKILL); /* cc1plus, as and ld share the driver's group */
 }
@@ -100,12 +125,15 @@ static void check_idle(struct child *children, int num_children)
     }
     if (wall <= busy + limits->idle_ns)
         return;
+    int ready = 0;
     for (int i = 0; i < num_children; i++) {
-        if (children[i].live)
+        if (children[i].live) {
+            ready |= !is_asleep(children[i].pid); /* before the wait: it may end in between */
             children[i].result->wait_ns = run_queue_wait_ns(children[i].pid);
+        }
         busy += children[i].result->wait_ns;
     }
-    int why = wall > busy + limits->idle_ns ? IDLE_LIMIT : WALL_LIMIT;
+    int why = !ready && wall > busy + limits->idle_ns ? IDLE_LIMIT : WALL_LIMIT;
     for (int i = 0; i < num_children; i++)
         if (children[i].live && (why == IDLE_LIMIT || wall > limits->wall_ns))
             kill_child(&children[i], why);
@@ -221,6 +249,8 @@ static void read_zygote(struct child *children, int num_children)
         child->pid = event.pid;
         child->started_ns = now_ns(); /* the zygote's own waiting is not the program's */
         memcpy(&child->pidfd, CMSG_DATA(rights), sizeof child->pidfd);
+        if (child->killed_for) /* cancelled before we knew whom to kill */
+            send_kill(child);
     } else if (event.kind == ZYGOTE_EXITED) {
         close_pidfd(child);
         if (child->live) /* not after ZYGOTE_FAILED */

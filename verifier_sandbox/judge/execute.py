@@ -84,7 +84,7 @@ async def run_tests(
 ) -> list[Ran]:
     """Runs tests in order. Raises LauncherDiedError when the machine was at fault."""
     ran: list[Ran] = []
-    program_limits = _program_limits(job.submission.profile, job.limits, under_pressure)
+    run_limits = program_limits(job.submission.profile, job.limits, under_pressure)
     with SealedFile(piece for test in tests for piece in (test.input, test.expected)) as blob:
         spans = _spans(tests)
         while len(ran) < len(tests):
@@ -93,11 +93,11 @@ async def run_tests(
                 ran.append(await _interact(launcher, job, tests[at], under_pressure))
             else:
                 batch = await launcher.run(
-                    [(program_limits, job.submission.file.fd)],
+                    [(run_limits, job.submission.file.fd)],
                     blob.fd,
                     spans[at : at + MAX_TESTS],
                     _compare(job),
-                    _bound_s([program_limits], min(MAX_TESTS, len(tests) - at)),
+                    _bound_s([run_limits], min(MAX_TESTS, len(tests) - at)),
                 )
                 for offset, (run,) in enumerate(batch):
                     ran.append(await _judge(launcher, job, tests[at + offset], run))
@@ -106,7 +106,8 @@ async def run_tests(
     return ran
 
 
-def _program_limits(profile: Profile, limits: Limits, under_pressure: bool) -> ProgramLimits:
+def program_limits(profile: Profile, limits: Limits, under_pressure: bool) -> ProgramLimits:
+    """A request's limits as the launcher takes them."""
     cpu_ns = int(limits.cpu_s * _NS)
     return ProgramLimits(
         profile,
@@ -199,7 +200,7 @@ async def _ask_checker(
     launcher: Launcher, job: Job, test: PreparedTest, output: bytes
 ) -> tuple[Verdict, str]:
     assert job.helper is not None
-    limits = _program_limits(job.helper.profile, job.limits, under_pressure=True)
+    limits = program_limits(job.helper.profile, job.limits, under_pressure=True)
     pieces = [output, test.input, test.expected]
     with SealedFile(pieces) as blob:
         ends = list(accumulate(map(len, pieces), initial=0))
@@ -218,15 +219,15 @@ def _checker_verdict(run: RunResult) -> tuple[Verdict, str]:
         return Verdict.WRONG_ANSWER, ""
     return (
         Verdict.INFRASTRUCTURE,
-        f"checker program failed: {run.outcome.name} {run.code} {run.stage}",
+        f"checker program failed: {run.outcome.name} {run.code}",
     )
 
 
 async def _interact(launcher: Launcher, job: Job, test: PreparedTest, pressed: bool) -> Ran:
     """Submission and interactor over crossed pipes."""
     assert job.helper is not None
-    limits = _program_limits(job.submission.profile, job.limits, pressed)
-    other = _program_limits(job.helper.profile, job.limits, under_pressure=True)
+    limits = program_limits(job.submission.profile, job.limits, pressed)
+    other = program_limits(job.helper.profile, job.limits, under_pressure=True)
     pair = [limits, other]
     files = [job.submission.file.fd, job.helper.file.fd]
     with SealedFile([test.input, test.expected]) as blob:
