@@ -2,7 +2,8 @@
 
 Each role is a process of its own in a process group of its own, with a log file. The first role
 that ends with an error ends the run: it is named, with the end of its log. Whatever happens to this
-process, its children end too: they ask the kernel for SIGTERM when their parent dies.
+process, they end too: the kernel sends them SIGTERM when it dies, and a warden ends what they
+started themselves.
 """
 
 from __future__ import annotations
@@ -69,6 +70,13 @@ class Supervisor:
     def __init__(self, *, grace_s: float = 20.0) -> None:
         self._grace_s = grace_s
         self._running: dict[str, _Running] = {}
+        self._warden = subprocess.Popen(
+            python_module("megatron_magistral.warden"),
+            stdin=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            process_group=0,
+        )
 
     def start(self, role: Role) -> None:
         role.log.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +90,7 @@ class Supervisor:
                 process_group=0,
                 preexec_fn=_end_with_parent,
             )
+        self._tell_warden("watch", process.pid)
         self._running[role.name] = _Running(role, process, time.monotonic())
 
     def wait_for(
@@ -108,6 +117,7 @@ class Supervisor:
                     after_s = time.monotonic() - running.since
                     raise RoleFailed(running.role, returncode, after_s)
                 del self._running[name]
+                self._tell_warden("forget", running.process.pid)
             tick()
             pending = awaited & self._running.keys()
             if not pending:
@@ -127,7 +137,15 @@ class Supervisor:
                 process.wait(max(0.0, deadline - time.monotonic()))
             _signal_group(process, signal.SIGKILL)
             process.wait()
+            self._tell_warden("forget", process.pid)
         self._running.clear()
+
+    def close(self) -> None:
+        """End every process, the warden last."""
+        self.stop_all()
+        assert self._warden.stdin is not None
+        self._warden.stdin.close()
+        self._warden.wait()
 
     def __enter__(self) -> Supervisor:
         return self
@@ -138,7 +156,11 @@ class Supervisor:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop_all()
+        self.close()
+
+    def _tell_warden(self, word: str, group: int) -> None:
+        assert self._warden.stdin is not None
+        self._warden.stdin.write(f"{word} {group}\n")
 
 
 def tail(path: Path, num_lines: int = LOG_TAIL_LINES) -> str:

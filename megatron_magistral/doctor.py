@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_magistral.cluster import port_is_free
-from megatron_magistral.rollout.sglang_server import NEWEST_TESTED_SGLANG, OLDEST_SGLANG
+from megatron_magistral.rollout.sglang_server import VersionSupport, sglang_version_status
 
 OLDEST_MEGATRON = Version("0.16.1")
 FIRST_UNTESTED_MEGATRON = Version("0.20")
@@ -142,15 +142,14 @@ def _optional(module: str, otherwise: str) -> Finding:
 
 
 def _sglang() -> Finding:
-    version = _installed("sglang")
-    if version is None:
-        return Finding("SGLang", Health.FAIL, "not installed", "run `make install`")
-    if version < OLDEST_SGLANG:
-        return Finding("SGLang", Health.FAIL, str(version), f"install at least {OLDEST_SGLANG}")
-    if version > NEWEST_TESTED_SGLANG:
-        remedy = f"tested up to {NEWEST_TESTED_SGLANG}"
-        return Finding("SGLang", Health.NOTE, str(version), remedy)
-    return Finding("SGLang", Health.OK, str(version))
+    status = sglang_version_status()
+    seen = str(_installed("sglang") or "not installed")
+    match status.support:
+        case VersionSupport.SUPPORTED:
+            return Finding("SGLang", Health.OK, seen)
+        case VersionSupport.UNTESTED:
+            return Finding("SGLang", Health.NOTE, seen, status.message)
+    return Finding("SGLang", Health.FAIL, seen, status.message)
 
 
 def _fasttext() -> Finding:

@@ -83,6 +83,29 @@ def test_leaving_ends_grandchildren_and_those_that_ignore_sigterm(tmp_path):
     wait_until(lambda: gone(int(tail(log))))
 
 
+def test_what_roles_started_ends_when_the_supervisor_is_killed(tmp_path):
+    starts_another = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)']); "
+        "print(child.pid); time.sleep(120)"
+    )
+    code = (
+        "import time; from pathlib import Path\n"
+        "from tests.test_cluster import role\n"
+        "from megatron_magistral.cluster import Supervisor\n"
+        f"Supervisor().start(role(Path({str(tmp_path)!r}), 'parent', {starts_another!r}))\n"
+        "time.sleep(120)\n"
+    )
+    log = tmp_path / "parent.log"
+    supervisor = subprocess.Popen([sys.executable, "-c", code])
+    wait_until(lambda: log.exists() and tail(log).isdigit())
+    grandchild = int(tail(log))
+    assert not gone(grandchild)
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.wait(10)
+    wait_until(lambda: gone(grandchild))
+
+
 def test_roles_end_when_the_supervisor_is_killed(tmp_path):
     code = (
         "import sys, time; from pathlib import Path\n"

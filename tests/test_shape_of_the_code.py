@@ -18,7 +18,7 @@ LAYERS = (
     {"prepare", "preflight", "model_check", "doctor", "display"},
     {"rollout.role", "trainer.role"},
     {"trainer", "rollout", "evals", "analysis", "weights"},
-    {"data", "cluster", "metrics", "run_folder"},
+    {"data", "cluster", "warden", "metrics", "run_folder"},
     {"config", "config_file"},
     {"algorithm", "rewards", "prompts", "trainer.settings"},
     {"types"},

@@ -1,4 +1,4 @@
-"""Control of one SGLang server over HTTP: readiness, weight updates, reading weights back.
+"""Control of one SGLang server over HTTP: readiness, weight updates.
 
 Every call has a bound and fails with an `EngineError` that names the engine, the phase and the
 seconds spent. Control calls go to each server itself: a router in front answers 404 to them.
@@ -46,7 +46,6 @@ class Phase(StrEnum):
     STAMP = "set version"
     END = "end update"
     RESUME = "resume"
-    READ = "read weight"
 
 
 class EngineError(RuntimeError):
@@ -265,30 +264,10 @@ class EngineControl:
         with contextlib.suppress(EngineRefused):  # how SGLang says that no session is open
             await self.end_update()
 
-    async def parameter_names(self) -> frozenset[str]:
-        """Names of the parameters as the engine holds them, projections fused."""
-        start = time.monotonic()
-        payload = {"action": "checksum"}
-        timeout_s = self.timeouts.transfer_s
-        answer = await self._post(Phase.READ, "/weights_checker", payload, timeout_s)
-        try:
-            return frozenset(answer["ranks"][0]["checksums"])
-        except (KeyError, IndexError) as error:
-            raise self._refused(Phase.READ, start, f"no checksums: {error!r}") from error
-
     async def resume(self) -> None:
         """Continue every paused request on its old KV cache."""
         payload = {"torch_empty_cache": False}
         await self._post(Phase.RESUME, "/continue_generation", payload, self.timeouts.resume_s)
-
-    async def get_weight(self, name: str, num_rows: int) -> list[Any]:
-        """The first `num_rows` rows, as float32, of a tensor in Hugging Face naming.
-
-        Under tensor parallelism these are rows of rank 0's shard.
-        """
-        payload = {"name": name, "truncate_size": num_rows}
-        timeout_s = self.timeouts.info_s
-        return await self._call(Phase.READ, "POST", "/get_weights_by_name", payload, timeout_s)
 
     async def _post(
         self, phase: Phase, path: str, payload: dict[str, Any], timeout_s: float

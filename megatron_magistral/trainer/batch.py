@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from megatron_magistral.algorithm.collate import collate
-from megatron_magistral.types import Minibatch, TrainSequence
+from megatron_magistral.types import TrainSequence
 
 
 @dataclass(frozen=True)
@@ -131,12 +131,6 @@ def pack_microbatches(
         pack([sequences[i] for i in indices], multiple_of, device, num_slots=max_tokens)
         for indices in plan
     ]
-
-
-def share_of(minibatch: Minibatch, data_rank: int) -> list[TrainSequence]:
-    """The sequences that belong to data-parallel rank `data_rank`."""
-    pairs = zip(minibatch.sequences, minibatch.ranks, strict=True)
-    return [sequence for sequence, rank in pairs if rank == data_rank]
 
 
 def _check(sequence: TrainSequence) -> None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magistral.trainer.batch import pack, pack_microbatches, share_of
-from megatron_magistral.types import Minibatch, TrainSequence
+from megatron_magistral.trainer.batch import pack, pack_microbatches
+from megatron_magistral.types import TrainSequence
 from tests.trainer.models import random_sequences
 
 lengths = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 8)), min_size=0, max_size=8)
@@ -76,13 +76,6 @@ def test_a_rank_without_sequences_gets_one_microbatch_of_padding() -> None:
     (batch,) = pack_microbatches([], 100, multiple_of=4)
     assert batch.num_padding == len(batch.tokens_T) == 4
     assert batch.num_tokens == len(batch.rows_R) == 0
-
-
-def test_a_share_is_what_the_permutation_says() -> None:
-    sequences = tuple(random_sequences([(1, 1), (2, 2), (3, 3)]))
-    minibatch = Minibatch(sequences=sequences, ranks=(1, 0, 1))
-    assert share_of(minibatch, 0) == [sequences[1]]
-    assert share_of(minibatch, 1) == [sequences[0], sequences[2]]
 
 
 def _sequence(num_prompt_tokens: int, logprobs: tuple[float, ...]) -> TrainSequence:
