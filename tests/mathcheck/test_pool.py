@@ -108,6 +108,20 @@ def test_a_cancelled_check_does_not_leave_its_answer_to_the_next():
     assert num_workers == 1
 
 
+def test_a_large_parent_does_not_make_its_workers_look_worn():
+    async def test():
+        ballast = bytearray(400 << 20)  # more than a worker may have; every page is touched
+        ballast[:: 1 << 12] = b"1" * (len(ballast) >> 12)
+        async with MathPool(limits=QUICK) as pool:
+            for _ in range(3):
+                await pool.check("7", "7")
+            return pool.num_restarts, pool.peak_rss_mib()
+
+    num_restarts, worker_rss_mib = run(test())
+    assert num_restarts == 0
+    assert 1 < worker_rss_mib < 200
+
+
 def test_a_worn_worker_is_replaced():
     async def test():
         async with MathPool(limits=MathLimits(recycle_jobs=3, with_sympy=False)) as pool:

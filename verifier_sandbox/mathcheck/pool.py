@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class _Worker:
         )
         worker = cls(process, limits)
         try:
-            word, _, _ = await worker._receive(cpu_s=limits.start_s, wall_s=limits.start_s)
+            word, _ = await worker._receive(cpu_s=limits.start_s, wall_s=limits.start_s)
         except BaseException:  # cancellation too must not leave the process behind
             await worker.kill()
             raise
@@ -105,11 +106,12 @@ class _Worker:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps([reference, response_text]).encode() + b"\n")
-            verdict, reason, self.rss_mib = await self._receive(
+            verdict, reason = await self._receive(
                 cpu_s=self._limits.cpu_s, wall_s=self._limits.wall_s
             )
         except _OutOfTime:
             return MathResult(MathVerdict.TIMEOUT, f"more than {self._limits.cpu_s} s of CPU")
+        self.rss_mib = peak_rss_mib(self.pid)
         return MathResult(MathVerdict(verdict), reason)
 
     async def _last_words(self) -> str:
@@ -125,7 +127,7 @@ class _Worker:
             self._process.kill()
         await self._process.wait()
 
-    async def _receive(self, *, cpu_s: float, wall_s: float) -> tuple[str, str, float]:
+    async def _receive(self, *, cpu_s: float, wall_s: float) -> tuple[str, str]:
         """The next message. Raises _OutOfTime after `cpu_s` of CPU, WorkerFailed at the wall."""
         assert self._process.stdout is not None
         cpu_begin_s, begin = self.cpu_used_s(), time.monotonic()
@@ -146,8 +148,8 @@ class _Worker:
         line = read.result()
         if not line.endswith(b"\n"):
             raise WorkerFailed(f"maths worker {self.pid} died: {await self._last_words()}")
-        word, reason, rss_mib = json.loads(line)
-        return word, reason, rss_mib
+        word, reason = json.loads(line)
+        return word, reason
 
     def cpu_used_s(self) -> float:
         """CPU time of the worker since it started, of all its threads; 0 if it is gone."""
@@ -155,6 +157,19 @@ class _Worker:
             return time.clock_gettime(~self.pid << 3 | _CPUCLOCK_SCHED)
         except OSError:
             return 0.0
+
+
+def peak_rss_mib(pid: int) -> float:
+    """Largest resident memory of a process since its exec; 0 if it is gone.
+
+    Not `ru_maxrss`, which a child inherits from its parent: every worker of a parent with a few
+    hundred MiB would look worn.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return 0.0
+    return next((int(kib) / 1024 for kib in re.findall(r"VmHWM:\s+(\d+) kB", status)), 0.0)
 
 
 class MathPool:

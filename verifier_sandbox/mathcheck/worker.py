@@ -48,12 +48,12 @@ def main(memory_mib: int, with_sympy: bool) -> None:
 
 
 def serve(jobs: TextIO, results: TextIO, greeting: str = READY) -> None:
-    """Answer jobs (`[reference, response]`) by `[verdict, reason, peak_rss_mib]` until EOF."""
-    _send(results, [greeting, "", peak_rss_mib()])
+    """Answer jobs (`[reference, response]`) by `[verdict, reason]` until EOF."""
+    _send(results, [greeting, ""])
     for line in jobs:
         reference, response_text = json.loads(line)
         result = answer(reference, response_text)
-        _send(results, [result.verdict.value, result.reason, peak_rss_mib()])
+        _send(results, [result.verdict.value, result.reason])
 
 
 def answer(reference: str, response_text: str) -> MathResult:
@@ -78,11 +78,6 @@ def limit_resources(memory_mib: int) -> None:
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)  # a container may have set a lower one: never raise it
         resource.setrlimit(kind, (limit, limit))
-
-
-def peak_rss_mib() -> float:
-    """The largest resident memory of this process so far, MiB (Linux counts in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _send(results: TextIO, message: list[object]) -> None:
