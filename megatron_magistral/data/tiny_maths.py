@@ -1,20 +1,22 @@
 """The maths of the tiny world: structures of two calculations over small operands.
 
 A structure is the arithmetic alone; the same structure and operands may be told in any language
-and wording. Every structure takes exactly two calculations, so that working step by step pays: a
-small model can learn each calculation but not the composition of both at a glance.
+and wording. Structures take two calculations, so that working step by step pays: a small model can
+learn each calculation but not the composition of both at a glance. Drills take one of those
+calculations alone and are for training only: held-out problems then ask for nothing but new
+compositions of known steps.
 """
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from math import gcd
 
 Operands = tuple[int, ...]
-
-NUM_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class MathsStructure:
     """`wordings` are keys of `Wording.statements`; `operands` is the whole space, in order.
 
     `commuting` lists positions whose operands may change places without changing the answer.
+    A drill is never held out.
     """
 
     category: str
@@ -55,6 +58,8 @@ class MathsStructure:
     formula: Callable[[Operands, str], str]  # (operands, letter) -> LaTeX
     solve: Callable[[Operands, str, Slip], Worked]
     commuting: tuple[tuple[int, ...], ...] = ()
+    num_steps: int = 2
+    is_drill: bool = False
 
     def canonical(self, operands: Operands) -> Operands:
         """The same for all operands that make the same calculation."""
@@ -212,3 +217,41 @@ MATHS_STRUCTURES = {
         commuting=((0, 1),),
     ),
 }
+
+
+_CALCULATIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
+    "add": ("+", operator.add),
+    "subtract": ("-", operator.sub),
+    "multiply": (r"\cdot", operator.mul),
+}
+
+
+def _drill(operation: str) -> MathsStructure:
+    """All calculations of one kind that some structure has as a step."""
+    sign, calculate = _CALCULATIONS[operation]
+    step = re.compile(rf"(\d+){re.escape(sign)}(\d+)=")
+    facts = {
+        (int(found[1]), int(found[2]))
+        for structure in MATHS_STRUCTURES.values()
+        for operands in structure.operands
+        for _, work in structure.solve(operands, "x", NO_SLIP).steps
+        if (found := step.match(work))
+    }
+
+    def solve(operands: Operands, letter: str, slip: Slip) -> Worked:
+        a, b = operands
+        result = slip.apply(0, calculate(a, b))
+        return Worked(((operation, f"{a}{sign}{b}={result}"),), f"{result}")
+
+    return MathsStructure(
+        category="maths/numeric",
+        wordings=("value",),
+        operands=tuple(sorted(facts)),
+        formula=lambda o, letter: f"{o[0]}{sign}{o[1]}",
+        solve=solve,
+        num_steps=1,
+        is_drill=True,
+    )
+
+
+MATHS_STRUCTURES |= {f"drill_{operation}": _drill(operation) for operation in _CALCULATIONS}

@@ -32,7 +32,6 @@ from megatron_magistral.data.tiny_code import (
 from megatron_magistral.data.tiny_maths import (
     MATHS_STRUCTURES,
     NO_SLIP,
-    NUM_STEPS,
     Operands,
     Slip,
     fraction,
@@ -129,8 +128,11 @@ def write(world: TinyWorld, folder: Path) -> None:
 def side_of(structure: str, operands: Operands) -> Side:
     """On which side of the split a calculation is: in every wording and language, and however its
     operands are ordered where their order does not matter."""
-    if structure in MATHS_STRUCTURES:
-        operands = MATHS_STRUCTURES[structure].canonical(operands)
+    maths = MATHS_STRUCTURES.get(structure)
+    if maths is not None and maths.is_drill:
+        return Side.TRAIN
+    if maths is not None:
+        operands = maths.canonical(operands)
     digest = hashlib.blake2b(f"{structure} {operands}".encode(), digest_size=8).digest()
     held_out = int.from_bytes(digest, "big") % _HELD_OUT_ONE_IN == 0
     return Side.HELD_OUT if held_out else Side.TRAIN
@@ -208,8 +210,9 @@ def _respond_maths(
     exercise: Exercise, style: Style, rng: random.Random, thoughts: Wording, answers: Wording
 ) -> tuple[str, str]:
     slips = style in (Style.SLIP, Style.WRONG_GUESS)
-    slip = Slip(rng.randrange(NUM_STEPS), rng.choice((-2, -1, 1, 2))) if slips else NO_SLIP
     structure = MATHS_STRUCTURES[exercise.structure]
+    step, delta = rng.randrange(structure.num_steps), rng.choice((-2, -1, 1, 2))
+    slip = Slip(step, delta) if slips else NO_SLIP
     worked = structure.solve(exercise.operands, exercise.letter, slip)
     if style in (Style.GUESS, Style.WRONG_GUESS):
         thought = thoughts.guess
@@ -248,10 +251,11 @@ def _space(category: str, side: Side) -> dict[str, tuple[Operands, ...]]:
             for name, structure in MATHS_STRUCTURES.items()
             if structure.category == category
         }
-    return {
+    sides = {
         name: tuple(operands for operands in space if side_of(name, operands) is side)
         for name, space in whole.items()
     }
+    return {name: space for name, space in sides.items() if space}
 
 
 def _draw_new(

@@ -122,11 +122,27 @@ def test_swapped_operands_are_on_the_same_side(name, operands, other):
 
 
 def test_every_structure_has_operands_on_both_sides():
-    spaces = {name: structure.operands for name, structure in MATHS_STRUCTURES.items()}
+    spaces = {n: s.operands for n, s in MATHS_STRUCTURES.items() if not s.is_drill}
     spaces |= dict.fromkeys(FORMS, CODE_OPERANDS)
     for name, space in spaces.items():
         sides = Counter(side_of(name, operands) for operands in space)
         assert 0.1 < sides[Side.HELD_OUT] / len(space) < 0.3, name
+
+
+def test_every_step_of_a_held_out_problem_is_drilled_in_training():
+    drilled = {
+        work
+        for structure in MATHS_STRUCTURES.values()
+        if structure.is_drill
+        for operands in structure.operands
+        for _, work in structure.solve(operands, "x", NO_SLIP).steps
+    }
+    for name, structure in MATHS_STRUCTURES.items():
+        for operands in structure.operands:
+            if side_of(name, operands) is Side.HELD_OUT:
+                assert {
+                    work for _, work in structure.solve(operands, "x", NO_SLIP).steps
+                } <= drilled
 
 
 def test_categories_and_languages_have_their_shares(train_exercises):
@@ -179,7 +195,7 @@ def test_careful_maths_traces_are_right_in_every_step(exercises):
         response = respond(exercise, Style.CAREFUL, rng)
         assert sympy.expand(to_sympy(boxed(response)) - value_of(exercise)) == 0, response
         equations = re.findall(r"\$([^$]*)=([^$]*)\$", response)
-        assert len(equations) == 2
+        assert len(equations) == MATHS_STRUCTURES[exercise.structure].num_steps
         for left, right in equations:
             assert to_sympy(left) == to_sympy(right), response
 
