@@ -7,6 +7,7 @@ same static binary spawned bare, the same source under a cold `python -I -S`.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import resource
@@ -99,6 +100,7 @@ class Row:
 
 def main() -> None:
     """Measures and prints; exit status 1 if a target is missed."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows, facts = asyncio.run(_measure())
     table = Table("what", "ours", "baseline", "ratio", "target", title="CPU time")
     for row in rows:

@@ -6,12 +6,13 @@ by signal n.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import pkgutil
+import runpy
 import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,7 +97,9 @@ def bench(
     known = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
     if name not in known:
         _refuse(f"bench: NAME = {name!r} is no benchmark; known: {', '.join(known)}")
-    importlib.import_module(f"benchmarks.{name}").main(arguments or [])
+    # As `python -m benchmarks.NAME` does it, so that each reads its arguments in its own way.
+    sys.argv = [f"magistral bench {name}", *(arguments or [])]
+    runpy.run_module(f"benchmarks.{name}", run_name="__main__")
 
 
 def _start(config: Config, dry_run: bool) -> None:

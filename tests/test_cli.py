@@ -111,10 +111,19 @@ def test_the_doctor_prints_a_row_for_each_check_and_says_by_its_exit_code_if_all
     assert "apt install g++" in " ".join(ill.stdout.split())
 
 
-def test_a_benchmark_gets_its_arguments():
+def test_a_benchmark_gets_its_arguments(monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)  # the command replaces it
     result = magistral("bench", "collate", "--num-sequences", "8", "--num-seeds", "1")
     assert result.exit_code == 0
     assert "8 sequences per rank" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["collate", "maths", "sandbox"])
+def test_every_benchmark_says_what_it_does(name, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)  # the command replaces it
+    result = magistral("bench", name, "--help")
+    assert result.exit_code == 0
+    assert f"bench {name}" in result.stdout
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"]])
