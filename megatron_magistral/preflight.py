@@ -102,13 +102,11 @@ def _context_length(config: Config) -> int:
     assert config.model.path is not None
     # Costs seconds (transformers), which only a run that brings a model should pay.
     from megatron_magistral.model_check import check_model
-    from megatron_magistral.weights.hf_dir import HFWeights
-    from megatron_magistral.weights.names import hf_shapes
+    from megatron_magistral.weights.hf_dir import open_weights
 
     try:
         arch = check_model(config, config.model.path)
-        ignored = ["lm_head.weight"] if arch.tied_embeddings else []
-        HFWeights(config.model.path).check(hf_shapes(arch), ignored)
+        open_weights(config.model.path, arch)
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:

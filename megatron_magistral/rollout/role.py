@@ -19,7 +19,6 @@ from megatron_magistral.prompts import load_template, render_prompt
 from megatron_magistral.rewards.language import fasttext_identifier
 from megatron_magistral.rewards.settings import RewardSettings
 from megatron_magistral.rollout.controller import Controller
-from megatron_magistral.rollout.engine import ControlTimeouts
 from megatron_magistral.rollout.engine_pool import EnginePool
 from megatron_magistral.rollout.generator import Generator
 from megatron_magistral.rollout.grader import RewardGrader
@@ -51,7 +50,6 @@ async def control(config: Config, run: RunFolder, port: int, urls: Sequence[str]
                 Generator(
                     url,
                     limits,
-                    timeouts=ControlTimeouts(),
                     decode=decode,
                     stall_timeout_s=config.generator.request_timeout_s,
                 )

@@ -42,8 +42,8 @@ from megatron_magistral.trainer.settings import OptimizerSettings
 from megatron_magistral.types import TrainSequence
 from megatron_magistral.weights.architecture import Architecture, read_architecture
 from megatron_magistral.weights.gather import Bucket, Mesh, gather_hf
-from megatron_magistral.weights.hf_dir import HFWeights, write_hf_dir
-from megatron_magistral.weights.names import Param, hf_shapes, parameters, shard
+from megatron_magistral.weights.hf_dir import HFWeights, open_weights, write_hf_dir
+from megatron_magistral.weights.names import Param, parameters, shard
 
 
 class StepStatus(StrEnum):
@@ -102,8 +102,7 @@ class Trainer:
         """
         arch = read_architecture(hf_dir)
         check_layout(arch, layout)
-        weights = HFWeights(hf_dir)
-        weights.check(hf_shapes(arch), ignored=["lm_head.weight"] if arch.tied_embeddings else [])
+        weights = open_weights(hf_dir, arch)
         mesh = init_distributed(layout, timeout_s, seed)
         model = MegatronModel(arch, layout, mesh, dtype, recompute)
         params = parameters(arch, fused_norms=USES_TRANSFORMER_ENGINE)

@@ -16,6 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from megatron_magistral.weights.architecture import Architecture
+from megatron_magistral.weights.names import hf_shapes
+
 _INDEX = "model.safetensors.index.json"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 _SHARD_BYTES = 5 << 30
@@ -67,6 +70,14 @@ class HFWeights:
         problems = [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
         if problems:
             raise WeightsError(f"{self._hf_dir}: tensors {'; '.join(problems)}")
+
+
+def open_weights(hf_dir: Path, arch: Architecture) -> HFWeights:
+    """The weights of a model directory, checked against its architecture. Raises WeightsError."""
+    weights = HFWeights(hf_dir)
+    # Where embeddings are tied, a directory may hold the output layer's copy of them too.
+    weights.check(hf_shapes(arch), ["lm_head.weight"] if arch.tied_embeddings else [])
+    return weights
 
 
 def _weight_files(hf_dir: Path) -> list[Path]:
