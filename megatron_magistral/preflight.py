@@ -7,26 +7,18 @@ what the run is to run on. Both leave nothing behind.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import ConfigError
-from megatron_magistral.data.schema import Rows, read_problems, read_traces
-from megatron_magistral.doctor import examine, failures
+from megatron_magistral.data_check import check_lengths, read_data
+from megatron_magistral.doctor import RL_ONLY, examine, failures
 from megatron_magistral.prompts import load_template
 from megatron_magistral.run_folder import RunFolder
 
 # sun_path of unix(7), less its closing zero.
 MAX_SOCKET_PATH_BYTES = 107
 MAX_PORT = 65535
-
-_READERS: dict[str, Callable[[Path], Rows]] = {
-    "train": read_problems,
-    "held_out": read_problems,
-    "traces": read_traces,
-}
 
 
 class Refused(RuntimeError):
@@ -48,21 +40,26 @@ def check_inputs(config: Config) -> Inputs:
 
     Raises ConfigError with a line for each thing that is wrong.
     """
-    problems, warnings = _check_data(config)
+    data, problems, warnings = read_data(config)
     problems += [*_check_prompt(config), *_check_ports(config)]
     length = 0
     try:
         length = _context_length(config)
     except ConfigError as error:
         problems.append(str(error))
+    # Lengths can be told of a model and a prompt that are right, and not before they are.
+    if not problems and config.model.path is not None:
+        problems += check_lengths(config, data, length)
     if problems:
         raise ConfigError("\n".join(problems))
     return Inputs(length, tuple(warnings))
 
 
 def check_machine(config: Config) -> None:
-    """Raises Refused with the doctor's words when a role could not run here."""
-    found = failures(examine(fixed_ports(config)))
+    """Raises Refused with the doctor's words when a role of the run could not run here."""
+    found = failures(examine(fixed_ports(config) if config.rl is not None else ()))
+    if config.rl is None:
+        found = [item for item in found if item.name not in RL_ONLY]
     if found:
         raise Refused("\n".join(str(item) for item in found))
 
@@ -136,23 +133,3 @@ def _check_ports(config: Config) -> list[str]:
         f"generator.port = {config.generator.port}: the last of {config.generator.num_replicas} "
         f"ports would be {last}; at most {MAX_PORT} is possible"
     ]
-
-
-def _check_data(config: Config) -> tuple[list[str], list[str]]:
-    """Problems and warnings. A file is a problem when it holds no usable row at all."""
-    problems, warnings = [], []
-    for key, read in _READERS.items():
-        path = getattr(config.data, key)
-        if path is None:
-            continue
-        try:
-            rows = read(path)
-        except OSError as error:
-            problems.append(f"data.{key} = {path}: cannot be read: {error.strerror}")
-            continue
-        first = f", the first: {rows.bad[0]}" if rows.bad else ""
-        if not rows.rows:
-            problems.append(f"data.{key} = {path}: holds no usable row ({rows.summary()}){first}")
-        elif rows.bad:
-            warnings.append(f"data.{key} = {path}: {rows.summary()}{first}")
-    return problems, warnings

@@ -33,3 +33,8 @@ def render_prompt(statement: str, template: str) -> str:
     """The text that the policy continues. Braces in either part mean nothing."""
     before, _, after = template.partition(PLACEHOLDER)
     return before + statement + after
+
+
+def longest_prompt(context_length: int, microbatch_tokens: int, l_max: int) -> int:
+    """Tokens of the longest prompt that leaves room for a completion of `l_max` tokens."""
+    return min(context_length, microbatch_tokens) - l_max

@@ -17,6 +17,7 @@ from megatron_magistral import doctor
 from megatron_magistral.cli import app
 from megatron_magistral.data.schema import write_rows
 from megatron_magistral.data.tokenizer import TinyModelShape, build_initial_model, build_tokenizer
+from megatron_magistral.types import Trace
 from tests.fakes import problem_of
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +67,7 @@ def own_data(folder: Path, **texts: str) -> list[str]:
     overrides = ["data.tiny_world=null", "sft=null"]
     for name in ("train", "held_out"):
         path = folder / f"{name}.jsonl"
-        write_rows(path, [problem_of(id=name)])
+        write_rows(path, [problem_of(f"What is {name}?", id=name)])
         if name in texts:
             path.write_text(texts[name])
         overrides.append(f"data.{name}={path}")
@@ -141,6 +142,30 @@ def test_a_missing_data_file(refusal, tmp_path):
     (tmp_path / "held_out.jsonl").unlink()
     (line,) = refusal(*overrides)
     assert line == f"data.held_out = {tmp_path}/held_out.jsonl: no such file"
+
+
+def test_a_held_out_problem_that_is_trained_on(refusal, tmp_path):
+    overrides = own_data(tmp_path)
+    (line,) = refusal(*overrides, f"data.held_out={tmp_path}/train.jsonl")
+    assert line.startswith(f"data.held_out = {tmp_path}/train.jsonl: 1 of its problems are in ")
+
+
+def test_prompts_of_which_none_leaves_room_for_a_completion(refusal, tmp_path, tokenizer):
+    shape = replace(SHAPE, max_position_embeddings=170)
+    overrides = [*model(tmp_path / "model", tokenizer, shape), *own_data(tmp_path)]
+    lines = refusal(*overrides, "reward.l_max=160")
+    assert [line.split(" = ")[0] for line in lines] == ["data.train", "data.held_out"]
+    assert "reward.l_max = 160 leaves 10 of the model's 170 positions" in lines[0]
+
+
+def test_traces_of_which_none_fits_into_a_microbatch(refusal, tmp_path, tokenizer):
+    traces = tmp_path / "traces.jsonl"
+    write_rows(traces, [Trace("train", "a statement", "a response")])
+    data = [override for override in own_data(tmp_path) if override != "sft=null"]
+    overrides = [*model(tmp_path / "model", tokenizer), *data, f"data.traces={traces}"]
+    (line,) = refusal(*overrides, "rl=null", "sft.microbatch_tokens=5")
+    assert line.startswith(f"data.traces = {traces}: the shortest has ")
+    assert line.endswith("sft.microbatch_tokens = 5 allow 5")
 
 
 def test_a_data_file_with_bad_rows_alone_names_the_first(refusal, tmp_path):

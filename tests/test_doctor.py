@@ -29,6 +29,7 @@ ASKED_FOR = (
     "Landlock",
     "free memory",
     "/dev/shm",
+    "ports",
     "SLURM",
 )
 
@@ -78,6 +79,15 @@ def test_a_compiler_that_does_not_know_cpp20_is_too_old(tmp_path, monkeypatch):
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find(examine(), "g++").remedy == "install g++ 10 or newer"
+
+
+def test_a_predictor_without_its_model_is_a_failure(tmp_path, monkeypatch):
+    def absent():
+        raise FileNotFoundError("lid.176.ftz: not there")
+
+    monkeypatch.setattr("megatron_magistral.rewards.language.shipped_model", absent)
+    found = find(examine(), "fastText lid.176")
+    assert (found.health, found.seen) == (Health.FAIL, "lid.176.ftz: not there")
 
 
 def cgroup(tmp_path, limit: str):

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -143,11 +144,36 @@ def _log_judged(request: JudgeRequest, result: JudgeResult, wall_s: float) -> No
 
 
 class _Server(uvicorn.Server):
-    """Stops when its parent goes, so that no service outlives the run that it belongs to."""
+    """Stops when its parent goes, so that no service outlives the run that it belongs to.
 
-    def __init__(self, config: uvicorn.Config, parent: int | None) -> None:
+    uvicorn lets everybody connect to a unix socket that it makes, so this one is ours.
+    """
+
+    def __init__(self, config: uvicorn.Config, parent: int | None, path: Path | None) -> None:
         super().__init__(config)
         self._parent = parent
+        self._path = path
+        self._not_ready = None if path is None else path.with_name(f".{os.getpid()}")
+
+    def serve_forever(self) -> None:
+        """At `path`, which appears when the pools are ready, or at the config's host and port."""
+        if self._not_ready is None:
+            self.run()
+            return
+        try:
+            self.run([_private_socket(self._not_ready)])
+        finally:
+            self._not_ready.unlink(missing_ok=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._path is not None and self._not_ready is not None:
+            self._not_ready.replace(self._path)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._path is not None:  # here, as the end of `run` raises the signal again
+            self._path.unlink(missing_ok=True)
 
     async def main_loop(self) -> None:
         watch = asyncio.create_task(self._watch_parent())
@@ -174,16 +200,26 @@ def serve(settings: ServerSettings) -> None:
         create_app(settings),
         host=settings.host,
         port=settings.port,
-        uds=str(settings.socket) if settings.socket else None,
         log_level="warning",
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
     )
-    server = _Server(config, parent)
+    server = _Server(config, parent, settings.socket)
     try:
-        server.run()
+        server.serve_forever()
     except KeyboardInterrupt:
         log.info("stopped by %s", signal.SIGINT.name)
     if not server.started:
         raise SystemExit(3)
+
+
+def _private_socket(path: Path) -> socket.socket:
+    """A socket to which only its owner can connect."""
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+    finally:
+        os.umask(mask)
+    return listener

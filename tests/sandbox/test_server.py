@@ -107,6 +107,28 @@ def test_wire(tmp_path):
     assert (record["verdict"], record["problem_id"]) == ("ok", "problem")
 
 
+def test_only_its_owner_can_connect_to_the_socket(tmp_path):
+    path = tmp_path / "s.sock"
+    with serving(path, "--num-slots", "1") as (process, _):
+        assert path.stat().st_mode & 0o777 == 0o600
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_that_a_killed_service_left_is_replaced(tmp_path):
+    path = tmp_path / "s.sock"
+    with serving(path, "--num-slots", "1") as (process, _):
+        process.kill()
+        process.wait(60)
+    left = path.stat().st_ino
+    with serving(path, "--num-slots", "1") as (_, http):
+        end = time.monotonic() + START_S
+        while path.stat().st_ino == left and time.monotonic() < end:
+            time.sleep(0.05)
+        assert http.get("http://verifier/healthz").status_code == 200
+
+
 def test_full_queue_answers_429_and_the_client_waits(tmp_path):
     path = tmp_path / "s.sock"
     with serving(path, "--num-slots", "1", "--max-queue", "1") as (_, http):
