@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from .nodes import Node
@@ -14,6 +14,8 @@ class Quantity:
 
     node: Node
     unit: str = ""
+    has_plain_unit: bool = field(default=True, compare=False)
+    """Whether the words after the number are known units and nouns, which may be left out."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Assignment:
     name: str
     value: Answer
     name_node: Node | None = None
+    is_label: bool = field(default=True, compare=False)
+    """Whether it only says what the value is of: x = 5, f(2) = 5, but not |x| = 5."""
 
 
 @dataclass(frozen=True)

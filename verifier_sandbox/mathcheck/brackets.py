@@ -21,13 +21,13 @@ def orient(tokens: Sequence[Token]) -> list[Token]:
     end point, and so does a closing one with the text ")".
     """
     oriented = list(tokens)
-    inside_outward = 0
+    if not any([token.text in ("[", "-") for token in tokens]):
+        return oriented
     for place, token in enumerate(tokens):
         before = tokens[place - 1] if place else None
         after = tokens[place + 1] if place + 1 < len(tokens) else None
         if token.is_(Kind.CLOSE, "[") and (before is None or before.kind in _OPENERS_BEFORE):
             oriented[place] = Token(Kind.OPEN, "]", spaced=token.spaced)
-            inside_outward += 1
         elif (
             token.is_(Kind.OPEN, "[") and place and (after is None or after.kind in _CLOSERS_AFTER)
         ):
@@ -89,6 +89,15 @@ def split(
     if len(parts) > policy.MAX_ITEMS:
         raise TooBig(f"more than {policy.MAX_ITEMS} parts")
     return parts, cuts
+
+
+def split_at(
+    tokens: Sequence[Token], kind: Kind, *texts: str
+) -> tuple[list[list[Token]], list[Token]]:
+    """`split` at tokens of one kind; most answers have none, so those are told first."""
+    if not any([token.kind is kind for token in tokens]):  # a list is faster for so few tokens
+        return [list(tokens)], []
+    return split(tokens, lambda token: token.is_(kind, *texts))
 
 
 def is_wrapped(tokens: Sequence[Token], *openings: str) -> bool:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from . import fallback, policy
 from .answers import Answer, Quantity, Words
 from .boxed import has_box, last_boxed
-from .choices import Choice, read_choice, read_choices
+from .choices import Choice, Choices, read_choice, read_choices, same_choices
 from .compare import Comparison
 from .lexer import tokenize
 from .numbers import AMBIGUOUS_COMMA, AMBIGUOUS_GROUP, CommaRule
@@ -32,7 +32,7 @@ class Reading:
     spelling: tuple[tuple[Kind, str], ...] = ()
     """Kinds and texts of the tokens without styling: equal spellings are equal answers."""
     choice: Choice | None = None
-    choices: frozenset[str] = frozenset()
+    choices: Choices | None = None
     answer: Answer | None = None
     """The likeliest meaning."""
     has_decimal: bool = False
@@ -109,11 +109,10 @@ def _read(text: str, unreadable: MathVerdict, *, with_sympy: bool) -> Reading:
 
 
 def _spelling(tokens: list[Token]) -> tuple[tuple[Kind, str], ...]:
-    """The tokens as written, but for the case of words and braces around a single token."""
+    """The tokens as written, but for braces around a single token."""
     spelling: list[tuple[Kind, str]] = []
     for token in tokens:
-        text = token.text.casefold() if token.kind is Kind.TEXT else token.text
-        spelling.append((token.kind, text))
+        spelling.append((token.kind, token.text))
         is_group = token.is_(Kind.CLOSE, "{") and len(spelling) >= 3
         if (
             is_group
@@ -134,6 +133,8 @@ def _spelling(tokens: list[Token]) -> tuple[tuple[Kind, str], ...]:
 def _compare(reference: Reading, prediction: Reading) -> MathResult:
     if (reason := _same_without_reading(reference, prediction)) is not None:
         return MathResult(MathVerdict.CORRECT, reason)
+    if same_choices(reference.choices, prediction.choices) is False:
+        return MathResult(MathVerdict.WRONG, "other choices, or in another order")
     try:
         for place, (expected, answer) in enumerate(_pairs(reference, prediction)):
             if Comparison(WorkBudget()).equal(expected, answer):
@@ -155,7 +156,7 @@ def _same_without_reading(reference: Reading, prediction: Reading) -> str | None
         return "equal tokens"
     if reference.choice is not None and reference.choice == prediction.choice:
         return "the same choice"
-    if reference.choices and reference.choices == prediction.choices:
+    if same_choices(reference.choices, prediction.choices):
         return "the same choices"
     if _spells_word(prediction, reference) or _spells_word(reference, prediction):
         return "the same word"

@@ -10,6 +10,7 @@ from .name_tables import name_set
 from .tokens import Kind, Token
 
 _LETTERS = frozenset("ABCDEFGHIJ")
+_SMALL_LETTERS = frozenset("abcdefgh")
 _DOUBTS = name_set("not maybe perhaps possibly either probably 可能 不")
 
 
@@ -18,6 +19,19 @@ class Choice:
     """The letter that was chosen, in upper case."""
 
     letter: str
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Several letters in the order they were written."""
+
+    letters: tuple[str, ...]
+    is_together: bool
+    """Whether nothing stands between them."""
+
+    @property
+    def is_sorted(self) -> bool:
+        return list(self.letters) == sorted(self.letters)
 
 
 def read_choice(tokens: Sequence[Token]) -> Choice | None:
@@ -49,16 +63,35 @@ def read_choice(tokens: Sequence[Token]) -> Choice | None:
     return Choice(letter) if has_mark and _is_option(tail[1:]) else None
 
 
-def read_choices(tokens: Sequence[Token]) -> frozenset[str]:
-    """The letters of an answer that chooses several (A, C or AC); empty if it does not."""
-    letters = [token for token in tokens if token.kind is Kind.LETTER]
+def read_choices(tokens: Sequence[Token]) -> Choices | None:
+    """The letters of an answer that is nothing but letters, such as A, C or ACB; else None."""
+    letters = tuple(token.text for token in tokens if token.kind is Kind.LETTER)
     rest = [token for token in tokens if token.kind is not Kind.LETTER]
-    if not 2 <= len(letters) <= len(_LETTERS) or any(
-        not token.is_(Kind.SEPARATOR) and token.text not in ("(", "{") for token in rest
+    has_separator = any(token.kind is Kind.SEPARATOR for token in rest)
+    if len(letters) < 2 or any(
+        token.kind is not Kind.SEPARATOR and token.text not in ("(", "{") for token in rest
     ):
-        return frozenset()
-    names = frozenset(token.text for token in letters)
-    return names if names <= _LETTERS else frozenset()
+        return None
+    are_capitals = all(len(letter) == 1 and letter.isupper() for letter in letters)
+    is_order = len(letters) > 2 and set(letters) <= _SMALL_LETTERS and not has_separator
+    return Choices(letters, not has_separator) if are_capitals or is_order else None
+
+
+def same_choices(reference: Choices | None, prediction: Choices | None) -> bool | None:
+    """Whether both name the same letters; None if one side is no choice of several.
+
+    An order counts where it may say something: in BADC and in AC against CA, but not in A, C.
+    Small letters in order are a product, if anything.
+    """
+    if reference is None or prediction is None:
+        return None
+    if reference.letters == prediction.letters:
+        return True
+    if reference.is_sorted and reference.letters[0].islower():
+        return None
+    if not reference.is_sorted or (reference.is_together and prediction.is_together):
+        return False
+    return sorted(reference.letters) == sorted(prediction.letters)
 
 
 def _is_option(tokens: Sequence[Token]) -> bool:

@@ -11,30 +11,26 @@ from . import equality
 from .answers import (
     Answer,
     Assignment,
-    Based,
-    Clock,
     Conditions,
-    Congruence,
-    Date,
     Family,
     Interval,
     Membership,
     Order,
-    Phrase,
     Quantity,
-    Ratio,
     Relation,
     Sequence_,
 )
+from .approximations import is_rounding
 from .intervals import are_intervals
-from .nodes import Node, Op, call, number, rename_symbol, subtract
+from .nodes import Node, Op, rename_symbol, subtract, symbols
+from .notations import same_notation
 from .numeric import WorkBudget
 from .quantities import quantities_equal
-from .ratios import same_ratio
 from .sets import is_set, same_set
 from .signs import expand_signs
 
 _EQUATIONS = frozenset(("=", "~"))
+_COORDINATES = frozenset("xyz")  # known by their names in whatever order they are written
 
 
 class Comparison:
@@ -49,9 +45,9 @@ class Comparison:
         if reference == prediction:
             return True
         if isinstance(prediction, Relation) and _is_equation(prediction):
-            return self._answers_equation(reference, prediction)
+            return self._equations(reference, prediction, prediction)
         if isinstance(reference, Relation) and _is_equation(reference):
-            return self._answers_equation(prediction, reference)
+            return self._equations(reference, prediction, reference)
         if isinstance(reference, Family) or isinstance(prediction, Family):
             return self._families(reference, prediction)
         if isinstance(reference, Assignment) or isinstance(prediction, Assignment):
@@ -64,12 +60,13 @@ class Comparison:
             return same_set(reference, prediction, self._budget)
         if isinstance(reference, Quantity) and isinstance(prediction, Quantity):
             return self._quantities(reference, prediction)
-        return self._notations(reference, prediction)
+        return same_notation(reference, prediction, self._budget, self.equal)
 
     # equations and names
 
-    def _answers_equation(self, other: Answer, equation: Relation) -> bool:
+    def _equations(self, reference: Answer, prediction: Answer, equation: Relation) -> bool:
         """An equation without a name: the same equation, or a true chain and its value."""
+        other = reference if equation is prediction else prediction
         if isinstance(other, Relation):
             return _is_equation(other) and self._same_equation(other, equation)
         if (
@@ -82,7 +79,10 @@ class Comparison:
                 return True
         if not self._is_true_chain(equation):
             return False
-        return self.equal(other, Quantity(equation.sides[0]))
+        value = Quantity(equation.sides[0])
+        if equation is reference:
+            return self.equal(value, prediction)
+        return self.equal(reference, value)
 
     def _same_equation(self, left: Relation, right: Relation) -> bool:
         if len(left.sides) != 2 or len(right.sides) != 2:
@@ -95,13 +95,11 @@ class Comparison:
         )
 
     def _is_true_chain(self, chain: Relation) -> bool:
+        r"""Whether all sides are equal, and what follows \\approx rounds the first side."""
         for (left, right), relation in zip(pairwise(chain.sides), chain.relations, strict=True):
-            holds = (
-                equality.agrees_in_digits(right, left, self._budget)
-                if relation == "~"
-                else equality.equal(left, right, self._budget)
-            )
-            if not holds:
+            if equality.equal(left, right, self._budget):
+                continue
+            if relation != "~" or not is_rounding(right, chain.sides[0], self._budget):
                 return False
         return True
 
@@ -112,7 +110,11 @@ class Comparison:
                 return spread is not None and self._two_sequences(spread, b)
         if not isinstance(reference, Assignment):
             assert isinstance(prediction, Assignment)
-            return not is_inequality(reference) and self.equal(reference, prediction.value)
+            return (
+                prediction.is_label
+                and not is_inequality(reference)
+                and self.equal(reference, prediction.value)
+            )
         if not isinstance(prediction, Assignment):
             return not is_inequality(prediction) and self.equal(reference.value, prediction)
         if reference.name == prediction.name:
@@ -123,14 +125,17 @@ class Comparison:
         return equality.proportional(sides[0], sides[1], self._budget, positive=False)
 
     def _families(self, reference: Answer, prediction: Answer) -> bool:
-        """The name of a parameter does not matter; its domain may be left out on one side."""
+        """The name of a parameter does not matter, and its domain may be left out."""
         if isinstance(reference, Family) and isinstance(prediction, Family):
             answer = renamed(prediction.answer, prediction.parameter, reference.parameter)
             return reference.domain == prediction.domain and self.equal(reference.answer, answer)
+        family = reference if isinstance(reference, Family) else prediction
+        assert isinstance(family, Family)
+        if _describes(family.answer, family.parameter):
+            return False  # without its domain, x > 1 is another set
         if isinstance(reference, Family):
             return self.equal(reference.answer, prediction)
-        assert isinstance(prediction, Family)
-        return self.equal(reference, prediction.answer)
+        return self.equal(reference, family.answer)
 
     def _memberships(self, reference: Answer, prediction: Answer) -> bool:
         if isinstance(reference, Membership) and isinstance(prediction, Membership):
@@ -150,9 +155,9 @@ class Comparison:
         if isinstance(reference, Sequence_) and isinstance(prediction, Sequence_):
             return self._two_sequences(reference, prediction)
         if isinstance(reference, Sequence_):
-            return self._sequence_and_other(reference, prediction)
+            return self._sequence_and_other(reference, prediction, is_reference=True)
         assert isinstance(prediction, Sequence_)
-        return self._sequence_and_other(prediction, reference)
+        return self._sequence_and_other(prediction, reference, is_reference=False)
 
     def _two_sequences(self, reference: Sequence_, prediction: Sequence_) -> bool:
         reference, prediction = self._expanded(reference), self._expanded(prediction)
@@ -174,27 +179,40 @@ class Comparison:
                 return False
             return self._in_order(reference.items, prediction.items)
         names = [_names(sequence) for sequence in (reference, prediction)]
-        if len(names[0]) > 1 or len(names[1]) > 1:
-            if names[0] and names[1]:
-                return self._in_any_order(reference.items, prediction.items)
+        if max(map(len, names)) > 1 and not (names[0] and names[1]):
             return self._in_order(reference.items, prediction.items)
+        if {reference.order, prediction.order} == {Order.LIST} and len(reference.items) != len(
+            prediction.items
+        ):
+            return False  # 1, 2, 1 says more than 1, 2
         return self._in_any_order(reference.items, prediction.items)
 
     def _in_order(self, left: Sequence[Answer], right: Sequence[Answer]) -> bool:
-        return len(left) == len(right) and all(
-            self.equal(a, b) for a, b in zip(left, right, strict=True)
-        )
+        """Element by element; the prediction's values stand in the order of their names."""
+        if len(left) != len(right):
+            return False
+        named = [all(isinstance(item, Assignment) for item in side) for side in (left, right)]
+        if named[0] and not named[1]:
+            left = sorted(left, key=_name) if {*map(_name, left)} <= _COORDINATES else left
+        elif named[1] and not named[0]:
+            right = sorted(right, key=_name)
+        return all(self._same_element(a, b) for a, b in zip(left, right, strict=True))
+
+    def _same_element(self, left: Answer, right: Answer) -> bool:
+        """Equality inside a sequence, where {1} is not 1."""
+        are_sets = [isinstance(x, Sequence_) and x.order is Order.SET for x in (left, right)]
+        return are_sets[0] is are_sets[1] and self.equal(left, right)
 
     def _in_any_order(self, left: Sequence[Answer], right: Sequence[Answer]) -> bool:
         """Each element of one has an equal in the other, both ways."""
         unmatched = set(range(len(right)))
         for a in left:
-            matches = [i for i, b in enumerate(right) if i in unmatched and self.equal(a, b)]
+            matches = {i for i in unmatched if self._same_element(a, right[i])}
             if not matches and not any(
-                i not in unmatched and self.equal(a, b) for i, b in enumerate(right)
+                i not in unmatched and self._same_element(a, b) for i, b in enumerate(right)
             ):
                 return False
-            unmatched -= set(matches)
+            unmatched -= matches
         return not unmatched
 
     def _expanded(self, sequence: Sequence_) -> Sequence_:
@@ -205,29 +223,42 @@ class Comparison:
             items.extend(expanded if expanded is not None else (item,))
         return Sequence_(sequence.order, tuple(items))
 
-    def _sequence_and_other(self, sequence: Sequence_, other: Answer) -> bool:
+    def _sequence_and_other(
+        self, sequence: Sequence_, other: Answer, *, is_reference: bool
+    ) -> bool:
+        """`is_reference`: whether the sequence is, and the other answer the prediction."""
+
+        def in_order(items: Sequence[Answer], others: Sequence[Answer]) -> bool:
+            return self._in_order(items, others) if is_reference else self._in_order(others, items)
+
+        def as_sequences(other: Sequence_) -> bool:
+            sides = (sequence, other) if is_reference else (other, sequence)
+            return self._two_sequences(*sides)
+
         if (expanded := expand_signs(other)) is not None:
-            return sequence.order is not Order.TUPLE and self._two_sequences(
-                sequence, Sequence_(Order.SET, expanded)
+            return sequence.order is not Order.TUPLE and as_sequences(
+                Sequence_(Order.SET, expanded)
             )
         if isinstance(other, Interval) and sequence.order is Order.TUPLE:
             is_open = not (other.has_low or other.has_high)
             ends = (Quantity(other.low), Quantity(other.high))
-            return is_open and self._in_order(sequence.items, ends)
+            return is_open and in_order(sequence.items, ends)
         if is_set(other) and (
             is_set(sequence) or sequence.order is Order.TUPLE or are_intervals(sequence)
         ):
             return same_set(sequence, other, self._budget)
         if _is_point(other):
-            other = Sequence_(Order.TUPLE, tuple(Quantity(arg) for arg in other.node.args))
-            return self._two_sequences(sequence, other)
+            return as_sequences(Sequence_(Order.TUPLE, tuple(map(Quantity, other.node.args))))
         if isinstance(other, Quantity) and (vector := _vector(other.node)) is not None:
-            return sequence.order is Order.TUPLE and self._in_order(sequence.items, vector)
+            return sequence.order is Order.TUPLE and in_order(sequence.items, vector)
         if sequence.order is Order.SET and len(sequence.items) == 1:
-            return self.equal(sequence.items[0], other)
+            inner = sequence.items[0]
+            if isinstance(inner, Sequence_):
+                return False
+            return self.equal(inner, other) if is_reference else self.equal(other, inner)
         return False
 
-    # numbers and notations
+    # numbers
 
     def _quantities(self, reference: Quantity, prediction: Quantity) -> bool:
         signs = [expand_signs(answer) for answer in (reference, prediction)]
@@ -236,52 +267,6 @@ class Comparison:
         if signs[0] is not None or signs[1] is not None:
             return False
         return quantities_equal(reference, prediction, self._budget)
-
-    def _notations(self, reference: Answer, prediction: Answer) -> bool:
-        for a, b in ((reference, prediction), (prediction, reference)):
-            if isinstance(a, Based):
-                return self._based(a, b)
-        if isinstance(reference, Clock | Ratio) or isinstance(prediction, Clock | Ratio):
-            return same_ratio(reference, prediction, self._budget)
-        if isinstance(reference, Congruence) and isinstance(prediction, Congruence):
-            return self._congruences(reference, prediction)
-        for a, b in ((reference, prediction), (prediction, reference)):
-            if isinstance(a, Congruence) and isinstance(b, Quantity):
-                return equality.equal(a.value, b.node, self._budget)
-        if isinstance(reference, Date) and isinstance(prediction, Date):
-            same_day = (reference.month, reference.day) == (prediction.month, prediction.day)
-            return same_day and (
-                reference.year == prediction.year or not prediction.year or not reference.year
-            )
-        if isinstance(reference, Phrase) and isinstance(prediction, Phrase):
-            return self._phrases(reference, prediction)
-        return False
-
-    def _based(self, based: Based, other: Answer) -> bool:
-        if isinstance(other, Based):
-            return based.value is not None and based.value == other.value
-        if not isinstance(other, Quantity) or other.node.literal is None:
-            return False
-        return other.node.literal.text.lstrip("0") == based.digits.lstrip("0")
-
-    def _congruences(self, reference: Congruence, prediction: Congruence) -> bool:
-        if reference.name != prediction.name or not equality.equal(
-            reference.modulus, prediction.modulus, self._budget
-        ):
-            return False
-        difference = subtract(reference.value, prediction.value)
-        return equality.equal(call("mod", difference, reference.modulus), number(0), self._budget)
-
-    def _phrases(self, reference: Phrase, prediction: Phrase) -> bool:
-        if len(reference.parts) != len(prediction.parts):
-            return False
-        for a, b in zip(reference.parts, prediction.parts, strict=True):
-            if isinstance(a, str) or isinstance(b, str):
-                if a != b:
-                    return False
-            elif not self.equal(a, b):
-                return False
-        return True
 
 
 def is_inequality(answer: Answer) -> bool:
@@ -314,6 +299,20 @@ def renamed(answer: Answer, old: str, new: str) -> Answer:
 
 def _names(sequence: Sequence_) -> set[str]:
     return {item.name for item in sequence.items if isinstance(item, Assignment)}
+
+
+def _describes(answer: Answer, name: str) -> bool:
+    """Whether the answer says which values the name has, as x > 1 does."""
+    if isinstance(answer, Sequence_ | Conditions):
+        items = answer.items if isinstance(answer, Sequence_) else answer.parts
+        return any(_describes(item, name) for item in items)
+    if isinstance(answer, Relation):
+        return any(name in symbols(side) for side in answer.sides)
+    return isinstance(answer, Assignment | Membership) and answer.name == name
+
+
+def _name(item: Answer) -> str:
+    return item.name if isinstance(item, Assignment) else ""
 
 
 def _spread(assignment: Assignment) -> Sequence_ | None:

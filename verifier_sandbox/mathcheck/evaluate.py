@@ -47,7 +47,7 @@ class Evaluator:
 
     def value(self, node: Node) -> Any:
         """The value of the node. Raises Undefined or TooBig, and what the field raises."""
-        return getattr(self, f"_{node.op.value}")(node)
+        return getattr(self, node.op.method)(node)
 
     def _number(self, node: Node) -> Any:
         assert node.literal is not None

@@ -13,7 +13,7 @@ from . import policy
 from .nodes import Literal
 from .result import TooBig, Undefined
 
-_BITS_PER_OPERATION = 200  # so that many operations on small numbers are bounded too
+_BITS_PER_OPERATION = 300  # so that many operations on small numbers are bounded too
 
 
 class NotExact(Exception):

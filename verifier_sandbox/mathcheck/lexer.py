@@ -11,11 +11,11 @@ import re
 from dataclasses import replace
 
 from . import policy, tokens, words
+from .bare_words import function_prefix, looks_like_a_word
 from .nodes import Literal
 from .numbers import CommaRule, scan_number
 from .result import TooBig, Unreadable
 from .tokens import Kind, Token
-from .units import BARE as BARE_UNITS
 
 _COMMAND = re.compile(r"\\([A-Za-z]+\*?|.)", re.DOTALL)
 _LETTERS = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]{2,})*")
@@ -46,10 +46,6 @@ _ARTICLE = re.compile(r"[aA]\s+(?!and\b|or\b)[^\W\d_]{2}")
 _HAN_OR_ASCII = re.compile(r"[\u2e80-\u9fff]+|[A-Za-z]+(?=[\u2e80-\u9fff])")
 _ROW_GAP = re.compile(r"\[-?[\d.]+ ?(?:pt|em|ex|cm|mm)\]")
 _OPTION = re.compile(r"\s*\[[^\]{}]{0,40}\]")
-_VOWELS = frozenset("aou")  # not e and i, which are constants in a product
-_SHORT_WORDS = frozenset(
-    ("is", "of", "to", "per", "cent", "por", "by", "es", "est", "ist", "sont", "son")
-)
 
 
 def tokenize(text: str, rule: CommaRule = CommaRule.DEFAULT) -> list[Token]:
@@ -164,9 +160,9 @@ class _Lexer:
             self._single_letter(run)
         elif run in tokens.GREEK and run not in ("square", "triangle", "partial", "angle"):
             self._add(Kind.LETTER, tokens.greek_letter(run))
-        elif self.quoted or _looks_like_a_word(run):
+        elif self.quoted or looks_like_a_word(run):
             self._word(run)
-        elif (name := _function_prefix(run)) is not None:
+        elif (name := function_prefix(run)) is not None:
             self._add(Kind.NAME, tokens.FUNCTIONS[name])
             return name
         else:
@@ -177,6 +173,10 @@ class _Lexer:
 
     def _follows_number(self) -> bool:
         return bool(self.tokens) and self.tokens[-1].kind is Kind.NUMBER
+
+    def _ends_or_has_words(self) -> bool:
+        """Whether nothing follows that could be an argument."""
+        return re.match(r"\s*(?:$|[.,;)}]|\\text)", self.text[self.position :]) is not None
 
     def _single_letter(self, letter: str) -> None:
         between = self.quoted and self.spaced and self.text[self.position + 1 :][:1].isspace()
@@ -252,6 +252,8 @@ class _Lexer:
             self._add(Kind.DOTS, "...")
         elif name in tokens.BUILDERS:
             self._add(Kind.NAME, tokens.BUILDERS[name])
+        elif name == "min" and self._follows_number() and self._ends_or_has_words():
+            self._word(name)  # minutes
         elif name in tokens.FUNCTIONS:
             self._add(Kind.NAME, tokens.FUNCTIONS[name])
         elif name in tokens.CONSTANTS:
@@ -339,49 +341,3 @@ class _Lexer:
             first = False
         if content[-1].isspace():
             self.spaced = True
-
-
-def _looks_like_a_word(run: str) -> bool:
-    """Whether bare letters are a word rather than a product of variables."""
-    plain = run.casefold()
-    if plain in words.AND or plain in words.OR or plain in words.NEGATIONS or plain in words.HEDGES:
-        return plain not in words.ONLY_QUOTED
-    if plain in BARE_UNITS or words.number_from_words(plain) is not None or plain in words.SCALES:
-        return True
-    if plain in words.SYNONYMS or plain in words.LEADING or "-" in run or plain in words.INFINITY:
-        return True
-    if plain in words.ARTICLES | _SHORT_WORDS and len(run) > 1:
-        return True
-    if len(run) >= 5:
-        return _function_prefix(run) is None
-    if run[0].isupper() and run[1:].islower():
-        return len(run) > 2 or plain in ("no", "am", "pm")
-    if set(run) <= set("abcdxyz"):
-        return False
-    return len(run) >= 3 and ("o" in plain or bool(_VOWELS & set(run[1:])))
-
-
-def _function_prefix(run: str) -> str | None:
-    """A function name glued to its argument: sinx, sqrtx, cosxy."""
-    for length in range(min(6, len(run) - 1), 1, -1):
-        if (
-            run[:length]
-            in (
-                "sin",
-                "cos",
-                "tan",
-                "cot",
-                "sec",
-                "csc",
-                "ln",
-                "log",
-                "sqrt",
-                "arctan",
-                "arcsin",
-                "arccos",
-                "exp",
-            )
-            and len(run) - length <= 2
-        ):
-            return run[:length]
-    return None

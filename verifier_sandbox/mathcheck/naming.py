@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import words
-from .brackets import is_wrapped, split
+from .brackets import depths, is_wrapped, split
 from .functions import UNKNOWN_FUNCTIONS
 from .name_tables import name_set
 from .nodes import Node
@@ -48,33 +48,57 @@ def _is_inverse_function(tokens: Sequence[Token]) -> bool:
 
 
 def _is_applied_name(tokens: Sequence[Token]) -> bool:
-    head = tokens[0]
-    if head.is_(Kind.NAME, "overline", "vec", "hat", "arc", "det"):
-        return True
-    if head.kind is Kind.NAME and head.text in _TRIGONOMETRIC:
-        return all(token.kind is Kind.LETTER for token in tokens[1:])
-    if head.is_(Kind.LETTER, "m") and tokens[1].is_(Kind.LETTER, r"\angle"):
-        return _is_applied_name(tokens[1:])
+    head, rest = tokens[0], tokens[1:]
+    if head.is_(Kind.NAME, "overline", "vec", "hat", "arc"):
+        return len(rest) == 1 or is_wrapped(rest, "{")
+    if head.is_(Kind.NAME, "det") or (head.kind is Kind.NAME and head.text in _TRIGONOMETRIC):
+        return is_wrapped(rest, "(") or all(token.kind is Kind.LETTER for token in rest)
+    if head.is_(Kind.LETTER, "m") and rest[0].is_(Kind.LETTER, r"\angle"):
+        return _is_applied_name(rest)
     if head.is_(Kind.OPERATOR, "|"):
-        inner = tokens[1:-1]
-        return tokens[-1].is_(Kind.OPERATOR, "|") and all(
-            token.kind is Kind.LETTER for token in inner
+        return rest[-1].is_(Kind.OPERATOR, "|") and all(
+            token.kind is Kind.LETTER for token in rest[:-1]
         )
     if head.kind is not Kind.LETTER:
         return False
-    rest = tokens[1:]
-    if head.text in ("\\angle", "\\triangle") or head.text.isupper():
-        return all(token.kind is Kind.LETTER for token in rest) or rest[0].text in ("_", "(", "'")
-    if rest[0].text == "_":
-        return rest[-1].kind is not Kind.OPERATOR and (
-            len(rest) == 2 or is_wrapped(rest[1:], "{") or is_wrapped(rest[-3:], "(")
-        )
+    if head.text in ("\\angle", "\\triangle") and all(t.kind is Kind.LETTER for t in rest):
+        return True
+    if all(token.kind is Kind.LETTER and token.text.isupper() for token in tokens):
+        return True  # the ends of a segment
+    return _is_indexed_name(head, _without_index(rest))
+
+
+def _without_index(rest: Sequence[Token]) -> Sequence[Token]:
+    """What follows the primes and the index of a name."""
     while rest and rest[0].text == "'":
         rest = rest[1:]
-    return not rest or (
-        is_wrapped(rest, "(")
-        and not any(token.kind is Kind.NUMBER and len(rest) > 3 for token in rest)
-    )
+    if len(rest) > 1 and rest[0].is_(Kind.OPERATOR, "_"):
+        end = 2
+        if rest[1].is_(Kind.OPEN, "{"):
+            closing = (i for i, level in enumerate(depths(rest[1:])) if level == 0 and i)
+            end = next(closing) + 2
+        rest = rest[end:]
+    return rest
+
+
+def _is_indexed_name(head: Token, rest: Sequence[Token]) -> bool:
+    """Whether nothing follows but arguments: f(x), P(A), f(2) but not f(2x)."""
+    if not rest:
+        return True
+    has_number = any(token.kind is Kind.NUMBER for token in rest)
+    return is_wrapped(rest, "(") and (head.text.isupper() or not has_number or len(rest) == 3)
+
+
+def is_label(tokens: Sequence[Token]) -> bool:
+    """Whether a name only says what a value is of; |x| = 5 says something about x instead."""
+    head = tokens[0]
+    if is_wrapped(tokens, "("):
+        parts, _ = split(tokens[1:-1], lambda token: token.is_(Kind.SEPARATOR, ","))
+        names = [name_of(part) for part in parts]
+        return names == sorted(names)  # (y, x) = (1, 2) is x = 2
+    if head.is_(Kind.OPERATOR, "|"):
+        return len(tokens) > 3 and all(token.text.isupper() for token in tokens[1:-1])
+    return not (head.kind is Kind.NAME and head.text in _TRIGONOMETRIC)
 
 
 def name_of(tokens: Sequence[Token]) -> str:

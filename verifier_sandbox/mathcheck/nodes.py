@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
@@ -30,6 +30,10 @@ class Op(Enum):
     MATRIX = "matrix"  # one MATRIX_ROW per row
     MATRIX_ROW = "matrix_row"
     TRANSPOSE = "transpose"
+
+    def __init__(self, spelled: str) -> None:
+        self.method = f"_{spelled}"
+        """The name of what evaluates it; an attribute, because `value` is slow to get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,16 @@ def rename_symbol(node: Node, old: str, new: str) -> Node:
     if node.op is Op.SYMBOL and node.name == old:
         return Node(Op.SYMBOL, name=new)
     args = tuple(rename_symbol(arg, old, new) for arg in node.args)
+    return Node(node.op, args, node.name, node.literal)
+
+
+def replace_symbols(node: Node, values: Mapping[str, Fraction]) -> Node:
+    """The expression with numbers for its free symbols."""
+    if node.op is Op.SYMBOL and node.name in values:
+        return number(values[node.name])
+    if node.op in (Op.SUM, Op.PRODUCT):
+        values = {name: value for name, value in values.items() if name != node.name}
+    args = tuple(replace_symbols(arg, values) for arg in node.args)
     return Node(node.op, args, node.name, node.literal)
 
 

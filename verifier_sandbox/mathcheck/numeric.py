@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from random import Random
 from typing import Any
 
 import mpmath
+from mpmath.libmp import from_rational, round_nearest
 
 from . import policy
 from .exact import ExactField, NotExact
@@ -21,6 +23,7 @@ from .nodes import Literal
 from .result import TooBig, Undefined
 
 _MAX_MAGNITUDE_BITS = 1 << 40  # log2 of the largest value; mpmath's exponents are integers
+_UNNOTICED_BITS = 8  # a smaller gap hides nothing below the guard bits of a comparison
 _local = threading.local()
 
 
@@ -32,6 +35,14 @@ def context(precision_bits: int) -> Any:
     return _local.context
 
 
+@dataclass(frozen=True)
+class Gaussian:
+    """A complex number with rational parts."""
+
+    real: Fraction
+    imaginary: Fraction
+
+
 class WorkBudget:
     """Work that one check may still do. Raises TooBig when it is used up."""
 
@@ -39,6 +50,11 @@ class WorkBudget:
         self.units = units
         self.memo: dict[Hashable, object] = {}
         """Values already computed in this check."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is left."""
+        return self.units < 0
 
     def spend(self, units: int) -> None:
         self.units -= units
@@ -51,9 +67,10 @@ class NumericField:
 
     With `is_real` a root or logarithm of a negative number is undefined instead of complex.
 
-    `lost_bits` is the largest gap in size between the two sides of an addition so far (a
-    comparison that must see the smaller one needs that many more bits), and `largest_bits` is
-    log2 of the largest value so far (rounding errors are about 2 ** (largest_bits - precision)).
+    `lost_bits` adds up how far below the leading bit the smaller part of a value was so far: the
+    gap in size between two terms, or between 1 and cos 10^{-21}. A difference may be as small as
+    twice that (the product of 1 + e and 1 - e). `largest_bits` is log2 of the largest value so
+    far: rounding errors are about 2 ** (largest_bits - precision).
     """
 
     def __init__(
@@ -75,9 +92,8 @@ class NumericField:
         self._cost = 1 + precision_bits // 800
 
     def number(self, literal: Literal) -> Any:
-        value = literal.value
         self._budget.spend(self._cost)
-        return self._bounded(self.mp.mpf(value.numerator) / value.denominator)
+        return self._bounded(self._rational(literal.value))
 
     def integer(self, value: int) -> Any:
         return self.mp.mpf(value)
@@ -96,8 +112,14 @@ class NumericField:
         if value is None:
             raise Undefined(f"{name} has no value")
         if isinstance(value, Fraction):
-            return self.mp.mpf(value.numerator) / value.denominator
+            return self._rational(value)
+        if isinstance(value, Gaussian):
+            return self.mp.mpc(self._rational(value.real), self._rational(value.imaginary))
         return value
+
+    def _rational(self, value: Fraction) -> Any:
+        raw = from_rational(value.numerator, value.denominator, self.mp.prec, round_nearest)
+        return self.mp.make_mpf(raw)
 
     def apply(self, name: str, args: Sequence[Any]) -> Any:
         """An unknown function: some smooth function of its name and arguments."""
@@ -115,14 +137,13 @@ class NumericField:
         return int(value)
 
     def add(self, left: Any, right: Any) -> Any:
-        self._budget.spend(self._cost)
+        self._budget.spend(2 * self._cost)
         if left and right:
-            gap = abs(magnitude(left) - magnitude(right))
-            self.lost_bits = max(self.lost_bits, gap)
+            self._lose(abs(magnitude(left) - magnitude(right)))
         return self._bounded(left + right)
 
     def multiply(self, left: Any, right: Any) -> Any:
-        self._budget.spend(self._cost)
+        self._budget.spend(2 * self._cost)
         return self._bounded(left * right)
 
     def negate(self, value: Any) -> Any:
@@ -150,6 +171,7 @@ class NumericField:
         if is_real and exponent == int(exponent):
             self._budget.spend(self._cost * (4 + 2 * max(0, exponent_bits)))
             return self._bounded(base ** int(exponent))
+        self._lose(-exponent_bits)  # 2^{10^{-50}} is 1 but for its last bits
         return self._tried(self.mp.power, base, exponent)
 
     def root(self, radicand: Any, index: Any) -> Any:
@@ -168,6 +190,8 @@ class NumericField:
         if name in ("max", "min", "floor", "ceil", "sgn"):
             return self._real_function(name, [self._real(arg) for arg in args])
         if name in _PARTS:
+            if hasattr(args[0], "_mpc_") and args[0].real and args[0].imag:
+                self._lose(abs(magnitude(args[0].real) - magnitude(args[0].imag)))
             return _PARTS[name](self.mp, args[0])
         if name == "log":
             name = "lg" if self._decimal_log else "ln"
@@ -178,7 +202,14 @@ class NumericField:
             raise TooBig(f"{name} of a huge number")
         if name in _GROWING and bits > 40:
             raise TooBig(f"{name} of a huge number")
+        self._lose(abs(bits) if name in _LEVELLING else -bits)
+        if name in _GROWING and bits > 0:
+            self._lose(min(3 << bits, policy.MAX_PRECISION_BITS))  # tanh x is 1 - 2 e^{-2x}
         return self._tried(_ELEMENTARY[name], self.mp, args[0])
+
+    def _lose(self, bits: int) -> None:
+        if bits > _UNNOTICED_BITS:
+            self.lost_bits += bits
 
     def _real_function(self, name: str, args: Sequence[Any]) -> Any:
         if name in ("max", "min"):
@@ -269,6 +300,8 @@ _ELEMENTARY: dict[str, Callable[[Any, Any], Any]] = {
     "lg": lambda mp, x: mp.ln(x) / mp.ln(10),
 }
 _GROWING = frozenset(("sinh", "cosh", "tanh", "coth", "sech", "csch"))
+# Functions that hide how large their argument is; those of a small one all are near 0 or 1.
+_LEVELLING = _GROWING | {"arctan", "arccot", "arcsec", "arccsc", "arsinh", "arcosh"}
 _PARTS: dict[str, Callable[[Any, Any], Any]] = {
     "abs": lambda mp, x: abs(x),
     "Re": lambda mp, x: mp.re(x),

@@ -241,8 +241,8 @@ class _Parser(AtomParser):
 
     def _degrees(self, node: Node) -> Node:
         """20^\\circ, with minutes and seconds of arc if they follow."""
-        if self.next_is(Kind.LETTER, "C", "F"):
-            self.take()  # a temperature: the mark is a unit that may be dropped
+        if node.op is Op.DEGREE:
+            raise Unreadable("a second degree mark")
         total = node
         for mark, parts in (("'", 60), ("''", 3600)):
             value, prime = self.peek(), self.peek(1)

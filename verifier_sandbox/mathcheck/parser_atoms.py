@@ -187,10 +187,14 @@ class AtomParser(Grammar):
         exponent: Node | None = None
         while self.next_is(Kind.OPERATOR, "_", "^"):
             if self.take().text == "_":
-                base = self.script()
+                base = self.argument(split=True) if self._ends_in_number() else self.script()
             else:
                 exponent = self.script()
         return apply_function(name, self._function_arguments(name), base, exponent)
+
+    def _ends_in_number(self) -> bool:
+        r"""Whether a number is all that follows: \\log_28 is \\log_2 8, as TeX reads it."""
+        return self.next_is(Kind.NUMBER) and self.peek(1) is None
 
     def _function_arguments(self, name: str) -> list[Node]:
         self.deeper()

@@ -5,23 +5,31 @@ case                   what this package does
 =====================  ==========================================================================
 which box              the last balanced one; of nested boxes the innermost; an open box is no box
 unit                   a different unit is wrong, also where a conversion would make it right;
-                       a missing one is accepted; spelling and language of a unit do not matter
+                       a missing one is accepted; spelling and language of a unit do not matter,
+                       the letters of a symbol do (mW, MW); 3 h 45 min is one quantity in two units
+words after a number   units and listed nouns may be left out, and what the reference says itself;
+                       any other word is wrong: dozen, tenths, squared, is false
 percent                the sign may be dropped (28 for 28 %), or 28 % written 0.28; never x 100 both
 degree                 the sign may be dropped; equal to the same angle in radians; a trigonometric
-                       function reads it as an angle
+                       function reads it as an angle; percent and degree are no other unit
 base subscript         may be dropped (1010 for 1010_2); another base is wrong if its value differs
 unevaluated            accepted when equal in value: 3+4 for 7, 2^{99} for its digits; an integral,
                        a limit or an infinite sum is not: it would answer with the question
-rounded decimal        wrong for an exact reference; from 12 significant digits on it is accepted
-                       when it rounds (or cuts) the exact value; wrong for a longer decimal too
-chain a = b = c        all sides must agree; a leading label (x, f(x), S_{AB}) is a name, not a side
+rounded decimal        wrong for an exact reference; for a value without a finite decimal, 12
+                       significant digits or more are accepted if all are right, rounded or cut
+chain a = b = c        all sides must agree; a leading label (x, f(x), S_{AB}) is a name, not a
+                       side; what follows \\approx must round the first side, the answer
 hedge                  several values, "or", "not", an added condition: wrong, never ignored
-label                  x = 5 answers 5 and 5 answers x = 5; y = 5 does not answer x = 5
+label                  x = 5 answers 5 and 5 answers x = 5; y = 5 does not answer x = 5, nor do
+                       |x| = 5, sin x = 5 and 2x = 10 answer 5; values with names answer a tuple in
+                       the order of the names
 i                      the imaginary unit, unless the reference uses it as an index or next to j, k
 e                      Euler's number, unless the reference assigns or indexes it
 log                    without a base: natural or decimal, the same one on both sides
 sets, lists, tuples    sets and plain lists unordered, tuples ordered; a plain list in the order of
-                       the tuple answers it; {a} answers a; an open interval is written as a pair
+                       the tuple answers it; {a} answers a, but not inside a set; a list says each
+                       value once for each time; an open interval is written as a pair
+letters                AC is ordered, A, C is not; small letters are a product
 +- signs               independent of each other; with -+ present they are linked
 + C                    the name of a constant of integration does not matter
 thousands, decimals    1,234 and 1 234 and 1{,}234 are 1234; 12,34 is 12.34 only where the other
@@ -31,7 +39,8 @@ words                  case, an article and the final full stop do not matter; n
 a:b                    a ratio equals a fraction and its multiples; h:mm is a clock time unless it
                        is a reduced ratio
 odd roots, powers p/q  real for negative bases when q is odd
-domain                 points where one side is not real or not defined are not compared
+domain                 points where one side is not real or not defined are not compared; that of
+                       a parameter (k in Z) may be left out, that of x in x > 1 may not
 =====================  ==========================================================================
 """
 
@@ -57,10 +66,20 @@ MAX_WORK = 6_000
 MAX_PRECISION_BITS = 6000
 """Largest precision of a numeric comparison."""
 PRECISION_BITS = 200
-"""First precision of a numeric comparison (60 decimal digits)."""
+"""First precision of a comparison at one of several points (60 decimal digits)."""
+CONSTANT_BITS = 300
+"""The same for constants: there is one look at them, not one at each of several points."""
+HEADROOM_BITS = 200
+"""What a first look at constants and at huge or tiny values gets on top."""
+MAX_FAR_BITS = 1600
+"""Largest precision of a comparison at a point with huge or tiny values."""
 EXACT_DECIMAL_DIGITS = 12
-"""From this many significant digits on a decimal may stand for the exact value it rounds."""
-NUM_POINTS = 10
+"""From this many significant digits on a decimal may stand for the infinite one it rounds."""
+MAX_ROUNDED_DIGITS = 400
+"""Significant digits of a decimal that is compared with the value it rounds."""
+NUM_POINTS = 8
 """Seeded points at which expressions with symbols are compared."""
+NUM_RATIOS = 6
+"""Near points at which the ratio of two equations is compared."""
 MIN_AGREEMENTS = 4
 """Points that must be defined on both sides and agree."""

@@ -9,14 +9,29 @@ from .answers import Quantity
 from .nodes import Node, Op, number, symbols
 from .numeric import WorkBudget
 
+_TEMPERATURES = frozenset(("celsius", "fahrenheit"))
 _INTEGRATION_CONSTANTS = frozenset(["C", "c", "K", "k"])
 
 
 def quantities_equal(reference: Quantity, prediction: Quantity, budget: WorkBudget) -> bool:
     """Whether value and unit agree; a unit, percent or degree sign may be missing on one side."""
-    if reference.unit and prediction.unit and reference.unit != prediction.unit:
-        return False
     left, right = reference.node, _with_same_constant(reference.node, prediction.node)
+    kinds = [_kind(side) for side in (reference, prediction)]
+    if not reference.unit and not prediction.has_plain_unit:
+        return False
+    if reference.unit and prediction.unit and kinds[0] == kinds[1] == "percent":
+        return reference.unit == prediction.unit and equality.equal(left, right, budget)
+    if all(kinds) and kinds[0] != kinds[1]:
+        if "degree" not in kinds:
+            return False
+        if "radian" in kinds:
+            left, right = _in_radians(left), _in_radians(right)
+        elif not _TEMPERATURES.isdisjoint(kinds):
+            left, right = _without_degree(left), _without_degree(right)
+        else:
+            return False
+    if any("+" in kind for kind in kinds) and not all(kinds):
+        return False  # of 3 h 45 min no single number is the value
     is_percent = [node.op is Op.PERCENT for node in (left, right)]
     if any(is_percent) and not all(is_percent):
         marked, plain = (left, right) if is_percent[0] else (right, left)
@@ -26,6 +41,37 @@ def quantities_equal(reference: Quantity, prediction: Quantity, budget: WorkBudg
     if all(is_percent):
         left, right = left.args[0], right.args[0]
     return equality.equal(left, right, budget)
+
+
+def _kind(quantity: Quantity) -> str:
+    """What the number counts: its unit, "percent", "degree", or "" if it does not say."""
+    if quantity.node.op is Op.PERCENT:
+        return "percent"
+    if quantity.unit:
+        return quantity.unit
+    return "degree" if _is_angle(quantity.node) else ""
+
+
+def _is_angle(node: Node) -> bool:
+    """Whether a degree mark stands outside all functions."""
+    if node.op is Op.DEGREE:
+        return True
+    return node.op in (Op.ADD, Op.MULTIPLY, Op.NEGATE) and any(map(_is_angle, node.args))
+
+
+def _in_radians(node: Node) -> Node:
+    if node.op is Op.DEGREE:
+        pi = Node(Op.CONSTANT, name="pi")
+        return Node(Op.MULTIPLY, (*node.args, pi, Node(Op.INVERT, (number(180),))))
+    if node.op in (Op.ADD, Op.MULTIPLY, Op.NEGATE):
+        return Node(node.op, tuple(map(_in_radians, node.args)))
+    return node
+
+
+def _without_degree(node: Node) -> Node:
+    if node.op is Op.NEGATE:
+        return Node(Op.NEGATE, (_without_degree(node.args[0]),))
+    return node.args[0] if node.op is Op.DEGREE else node
 
 
 def _hundredth(node: Node) -> Node:

@@ -31,13 +31,31 @@ def with_comma_before_domain(tokens: list[Token]) -> list[Token]:
     return [*tokens[:start], Token(Kind.SEPARATOR, ","), *inside]
 
 
+def with_connector(tokens: list[Token]) -> list[Token]:
+    """1, 2 y 3 and 1, 2 e 3 as 1, 2 and 3: two numbers in a row are no product."""
+    commas = [i for i, token in enumerate(tokens) if token.is_(Kind.SEPARATOR, ",")]
+    if not commas:
+        return tokens
+    for place in range(commas[-1] + 2, len(tokens) - 1):
+        before, token, after = tokens[place - 1 : place + 2]
+        if (
+            token.is_(Kind.LETTER, "y", "e")
+            and token.spaced
+            and before.kind in (Kind.NUMBER, Kind.CLOSE)
+            and after.kind is Kind.NUMBER
+            and after.spaced
+        ):
+            return [*tokens[:place], Token(Kind.SEPARATOR, "and"), *tokens[place + 1 :]]
+    return tokens
+
+
 def with_domain(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
     r"""In k \pi, k \in Z the last element says what the parameter of the others is."""
     last = items[-1]
     if not isinstance(last, Membership) or not isinstance(last.container, NumberSet):
         return items
     rest = items[:-1]
-    if not last.is_member or not any(_mentions(answer, last.name) for answer in rest):
+    if not last.is_member or not any(mentions(answer, last.name) for answer in rest):
         return items
     if last.container.name == "R":
         return rest
@@ -58,12 +76,18 @@ def excluded_values(items: tuple[Answer, ...]) -> Answer | None:
     return Conditions("and", (first, *relations))
 
 
-def _mentions(answer: Answer, name: str) -> bool:
+def mentions(answer: Answer, name: str) -> bool:
     """Whether a symbol of this name occurs."""
     if isinstance(answer, Quantity):
         return name in symbols(answer.node)
     if isinstance(answer, Relation):
         return any(name in symbols(side) for side in answer.sides)
     if isinstance(answer, Assignment):
-        return answer.name == name or _mentions(answer.value, name)
-    return isinstance(answer, Sequence_) and any(_mentions(item, name) for item in answer.items)
+        return answer.name == name or mentions(answer.value, name)
+    if isinstance(answer, Family):
+        return mentions(answer.answer, name)
+    if isinstance(answer, Conditions):
+        return any(mentions(part, name) for part in answer.parts)
+    if isinstance(answer, Membership):
+        return answer.name == name
+    return isinstance(answer, Sequence_) and any(mentions(item, name) for item in answer.items)

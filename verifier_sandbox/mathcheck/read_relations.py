@@ -13,7 +13,7 @@ from .answers import (
     Quantity,
     Relation,
 )
-from .naming import is_name, name_node, name_of
+from .naming import is_label, is_name, name_node, name_of
 from .nodes import Op
 from .parser import parse_expression
 from .result import Unreadable
@@ -60,9 +60,9 @@ def _equations(
         return chain
     name, node = name_of(sides[0]), name_node(sides[0])
     if len(sides) == 2:
-        return Assignment(name, read(sides[1]), node)
+        return Assignment(name, read(sides[1]), node, is_label(sides[0]))
     rest = Relation(tuple(parse_expression(side) for side in sides[1:]), tuple(relations[1:]))
-    return Assignment(name, rest, node)
+    return Assignment(name, rest, node, is_label(sides[0]))
 
 
 def _congruence(sides: list[list[Token]]) -> Congruence:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 from . import units, words
 from .answers import Based, Clock, Date, Quantity
+from .brackets import depths
 from .name_tables import name_list, name_set
 from .nodes import Node, Op, number
 from .parser import parse_expression
@@ -14,6 +16,8 @@ from .result import Unreadable
 from .tokens import CURRENCIES, Kind, Token
 
 _UNIT_KINDS = frozenset((Kind.TEXT, Kind.LETTER, Kind.NUMBER, Kind.OPEN, Kind.CLOSE))
+_TEMPERATURES = {"c": "celsius", "f": "fahrenheit", "celsius": "celsius",
+                 "fahrenheit": "fahrenheit"}  # fmt: skip
 _UNIT_OPERATORS = name_set("/ ^ * - % deg .")
 _MAX_UNIT_WORDS = 6
 _BASE_WORDS = {
@@ -36,10 +40,11 @@ _BASE_WORDS = {
 
 def read_quantity(tokens: Sequence[Token]) -> Quantity:
     """An expression with a unit, a currency, a scale word or a percent sign, if it has one."""
-    tokens, currency = _without_currency(list(tokens))
+    tokens, currency = _without_currency(with_inline_fractions(list(tokens)))
+    tokens, temperature = _without_temperature(tokens)
     cut = _unit_start(tokens)
     if cut is None:
-        return Quantity(parse_expression(tokens), currency)
+        return Quantity(parse_expression(tokens), temperature or currency)
     unit_text = _unit_text(tokens[cut:])
     scale, unit_text = _split_scale(unit_text)
     _refuse_claims(unit_text)
@@ -50,13 +55,31 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
         return Quantity(Node(Op.PERCENT, (node,)), currency)
     if units.is_degree(unit_text):
         return Quantity(node if node.op is Op.DEGREE else Node(Op.DEGREE, (node,)), currency)
-    return Quantity(node, units.canonical_unit(unit_text) if unit_text else currency)
+    if not unit_text:
+        return Quantity(node, currency)
+    return Quantity(node, units.canonical_unit(unit_text), units.may_be_left_out(unit_text))
+
+
+def with_inline_fractions(tokens: list[Token]) -> list[Token]:
+    r"""\\frac{\\text{m}}{\\text{s}^2} after a number as m/s^2."""
+    place = next((i for i, t in enumerate(tokens) if i and t.is_(Kind.NAME, "frac")), 0)
+    inner = tokens[place + 2 : place + 3]
+    if not place or not inner or not inner[0].quoted or inner[0].kind is Kind.NUMBER:
+        return tokens
+    rest = tokens[place + 1 :]
+    ends = [i for i, level in enumerate(depths(rest)) if not level and rest[i].kind is Kind.CLOSE]
+    if len(ends) != 2 or ends[1] != len(rest) - 1:
+        return tokens
+    slash = Token(Kind.OPERATOR, "/")
+    return [*tokens[:place], *rest[1 : ends[0]], slash, *rest[ends[0] + 2 : ends[1]]]
 
 
 def _refuse_claims(unit_text: str) -> None:
     """Raise Unreadable if the words after a number change its value or take it back."""
     spelled = unit_text.casefold().split()
-    if any(word in words.HEDGES or word in words.NEGATIONS for word in spelled):
+    if any(
+        word in words.HEDGES or word in words.NEGATIONS or word in words.CLAIMS for word in spelled
+    ):
         raise Unreadable("words that hedge")
     if spelled[:1] in (["squared"], ["cubed"]) or len(spelled) > _MAX_UNIT_WORDS:
         raise Unreadable("words that are no unit")
@@ -64,6 +87,52 @@ def _refuse_claims(unit_text: str) -> None:
         char.isdigit() for char in re.sub(r"\^\{?-?\d\}?", "", unit_text)
     ):
         raise Unreadable("a second number among the words")
+
+
+def _without_temperature(tokens: list[Token]) -> tuple[list[Token], str]:
+    r"""20^\circ C without its mark, and the name of the scale."""
+    scale = _TEMPERATURES.get(tokens[-1].text.casefold(), "")
+    if not scale or tokens[-1].kind not in (Kind.LETTER, Kind.TEXT):
+        return tokens, ""
+    rest = tokens[:-1]
+    marks = [token.text for token in rest if token.text != "{"]
+    if marks[-1:] != ["deg"]:
+        return tokens, ""
+    while rest and rest[-1].text in ("^", "deg", "{"):
+        rest = rest[:-1]
+    return (rest, scale) if rest else (tokens, "")
+
+
+_SMALLER = {
+    "week": ("day", 7), "day": ("h", 24), "h": ("min", 60), "min": ("s", 60),
+    "yd": ("ft", 3), "ft": ("in", 12), "lb": ("oz", 16), "dollar": ("cent", 100),
+    "km": ("m", 1000), "m": ("cm", 100), "kg": ("g", 1000),
+}  # fmt: skip
+
+
+def read_compound(tokens: Sequence[Token]) -> Quantity | None:
+    """3 hours 45 minutes, 5 ft and 2 in: units in falling order; None for anything else.
+
+    The value is in the last unit, and the name of the unit joins all of them.
+    """
+    if not 4 <= len(tokens) <= 8 or tokens[0].literal is None:
+        return None
+    rest = [token for token in tokens if not token.is_(Kind.SEPARATOR, "and", ",")]
+    if len(rest) not in (4, 6) or any(token.literal is None for token in rest[::2]):
+        return None
+    if any(token.kind not in (Kind.TEXT, Kind.LETTER) for token in rest[1::2]):
+        return None
+    names = [units.canonical_unit(token.text) for token in rest[1::2]]
+    total = Fraction(0)
+    for place, (token, name) in enumerate(zip(rest[::2], names, strict=True)):
+        if place:
+            smaller, factor = _SMALLER.get(names[place - 1], ("", 0))
+            if name != smaller:
+                return None
+            total *= factor
+        assert token.literal is not None
+        total += token.literal.value
+    return Quantity(number(total), "+".join(names))
 
 
 def _without_currency(tokens: list[Token]) -> tuple[list[Token], str]:
@@ -105,9 +174,9 @@ def _is_unit_word(tokens: Sequence[Token], place: int) -> bool:
     if is_upright_letter and token.text not in ("e", "i"):
         return True
     # 5 m/s without a text command: a letter alone would be a variable.
-    spelled = "".join(after.text for after in tokens[place:] if after.text not in "{}")
-    if not tokens[place].spaced or not place:
+    if token.kind is not Kind.LETTER or not token.spaced or not place:
         return False
+    spelled = "".join(after.text for after in tokens[place:] if after.text not in "{}")
     return spelled == "in" or spelled in ("m/s", "m/s^2", "ft/s", "m^2/s", "km/h", "g/mol")
 
 

@@ -7,15 +7,15 @@ operators, then brackets, then one expression with its unit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from . import policy, words
+from . import policy, units, words
 from .answers import (
     Answer,
     Assignment,
     Conditions,
     Date,
     Interval,
-    Membership,
     NumberSet,
     Order,
     Phrase,
@@ -26,12 +26,13 @@ from .answers import (
     SetOperation,
     Words,
 )
-from .brackets import is_wrapped, orient, split, unwrap_groups
+from .brackets import is_wrapped, orient, split, split_at, unwrap_groups
 from .nodes import Node, Op, number
 from .parser import parse_expression
-from .read_lists import excluded_values, with_comma_before_domain, with_domain
+from .read_lists import excluded_values, with_comma_before_domain, with_connector, with_domain
 from .read_relations import read_relation
-from .read_special import read_based, read_clock, read_date, read_quantity
+from .read_sets import describes_set, has_separator, read_set
+from .read_special import read_based, read_clock, read_compound, read_date, read_quantity
 from .result import TooBig, Unreadable
 from .tokens import ROW_ENVIRONMENTS, Kind, Token
 
@@ -44,8 +45,8 @@ def read_answer(tokens: Sequence[Token], level: int = 0) -> Answer:
         raise TooBig("answers nested too deep")
     if tokens and tokens[0].is_(Kind.OPEN, "{") and is_wrapped(tokens, "{"):
         inside = unwrap_groups(tokens)
-        if _describes_set(inside) or _has_separator(inside):
-            return _set(inside, level)
+        if describes_set(inside) or has_separator(inside):
+            return read_set(inside, lambda part: read_answer(part, level + 1))
     if [token.text for token in tokens] == ["{", "{"]:
         return Sequence_(Order.SET, ())
     tokens = _trimmed(unwrap_groups(orient(tokens)))
@@ -102,9 +103,8 @@ def _words(text: str) -> Answer:
         return date
     if text.startswith("百分之") and (hundredths := words.number_from_words(text[3:])) is not None:
         return Quantity(Node(Op.PERCENT, (number(hundredths),)))
-    value = words.number_from_words(text)
-    if value is not None:
-        return Quantity(number(value))
+    if (quantity := _spelled_quantity(text)) is not None:
+        return quantity
     plain = words.plain_words(text)
     if plain in words.INFINITY:
         return Quantity(Node(Op.CONSTANT, name="infinity"))
@@ -122,20 +122,37 @@ def _words(text: str) -> Answer:
     return Words(plain)
 
 
+def _spelled_quantity(text: str) -> Quantity | None:
+    """A number in words, with what it counts: twenty-one, five apples; None for other words."""
+    spelled = text.split()
+    for end in range(min(len(spelled), words.MAX_NUMBER_WORDS), 0, -1):
+        value = words.number_from_words(" ".join(spelled[:end]))
+        if value is None:
+            continue
+        rest = " ".join(spelled[end:])
+        if not rest:
+            return Quantity(number(value))
+        is_counted = units.may_be_left_out(rest)
+        return Quantity(number(value), units.canonical_unit(rest)) if is_counted else None
+    return None
+
+
 def _separated(tokens: list[Token], level: int) -> Answer:
     """Split on the loosest separators that stand outside all brackets."""
     if is_wrapped(tokens) and tokens[0].text in ROW_ENVIRONMENTS:
         return _rows(tokens, level)
-    tokens = with_comma_before_domain(tokens)
-    parts, cuts = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ";", "or", "and", ","))
+    if (compound := read_compound(tokens)) is not None:
+        return compound
+    tokens = with_connector(with_comma_before_domain(tokens))
+    parts, cuts = split_at(tokens, Kind.SEPARATOR, ";", "or", "and", ",")
     if not cuts:
         return _single(tokens, level)
     kinds = {cut.text for cut in cuts}
     if ";" in kinds and len(kinds) > 1:
-        parts, _ = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ";"))
+        parts, _ = split_at(tokens, Kind.SEPARATOR, ";")
         return Sequence_(Order.LIST, tuple(read_answer(part, level + 1) for part in parts if part))
     if "or" in kinds and "," in kinds:
-        grouped, _ = split(tokens, lambda token: token.is_(Kind.SEPARATOR, "or"))
+        grouped, _ = split_at(tokens, Kind.SEPARATOR, "or")
         if all(_has_comma_and_equals(part) for part in grouped):
             return Sequence_(Order.LIST, tuple(read_answer(part, level + 1) for part in grouped))
     # "1, 2, and 3" leaves an empty part between the comma and the word.
@@ -180,7 +197,7 @@ def _with_sharedname_of(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
         not isinstance(item, Quantity) for item in items[1:]
     ):
         return items
-    return (first, *(Assignment(first.name, item, first.name_node) for item in items[1:]))
+    return (first, *(replace(first, value=item) for item in items[1:]))
 
 
 def _pattern(parts: list[list[Token]], level: int) -> Phrase:
@@ -194,7 +211,7 @@ def _pattern(parts: list[list[Token]], level: int) -> Phrase:
 
 def _rows(tokens: list[Token], level: int) -> Answer:
     """The rows of a cases or aligned environment."""
-    rows, _ = split(tokens[1:-1], lambda token: token.is_(Kind.CELL, "\\\\"))
+    rows, _ = split_at(tokens[1:-1], Kind.CELL, "\\\\")
     answers = []
     for row in rows:
         cells = [token for token in row if not token.is_(Kind.CELL, "&")]
@@ -209,20 +226,20 @@ def _rows(tokens: list[Token], level: int) -> Answer:
 def _single(tokens: list[Token], level: int) -> Answer:
     if (based := read_based(tokens)) is not None:
         return based
-    sides, relations = split(tokens, lambda token: token.kind is Kind.RELATION)
+    sides, relations = split_at(tokens, Kind.RELATION)
     if relations:
         return read_relation(
             sides,
             [relation.text for relation in relations],
             lambda part: read_answer(part, level + 1),
         )
-    terms, colons = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ":"))
+    terms, colons = split_at(tokens, Kind.SEPARATOR, ":")
     if colons:
         return _colon(tokens, terms, level)
-    terms, to = split(tokens, lambda token: token.is_(Kind.TEXT, "to"))
+    terms, to = split_at(tokens, Kind.TEXT, "to")
     if to and all(terms):
         return Ratio(tuple(parse_expression(term) for term in terms))
-    parts, operators = split(tokens, lambda token: token.kind is Kind.SET_OPERATOR)
+    parts, operators = split_at(tokens, Kind.SET_OPERATOR)
     if operators:
         return SetOperation(
             tuple(operator.text for operator in operators),
@@ -258,8 +275,8 @@ def _bracketed(tokens: list[Token], level: int) -> Answer | None:
     opening, closing = tokens[0], tokens[-1]
     inside = tokens[1:-1]
     if opening.text == r"\{":
-        return _set(inside, level)
-    parts, cuts = split(inside, lambda token: token.is_(Kind.SEPARATOR, ",", ";"))
+        return read_set(inside, lambda part: read_answer(part, level + 1))
+    parts, cuts = split_at(inside, Kind.SEPARATOR, ",", ";")
     if not cuts:
         return None
     if any(not part for part in parts):
@@ -280,55 +297,13 @@ def _bracketed(tokens: list[Token], level: int) -> Answer | None:
 
 def _nested_lists(rows: list[list[Token]]) -> Node:
     """[[1,2],[3,4]] as a matrix."""
-    cells = [split(row[1:-1], lambda token: token.is_(Kind.SEPARATOR, ","))[0] for row in rows]
+    cells = [split_at(row[1:-1], Kind.SEPARATOR, ",")[0] for row in rows]
     if len({len(row) for row in cells}) != 1:
         raise Unreadable("rows of a matrix differ in length")
     return Node(
         Op.MATRIX,
         tuple(Node(Op.MATRIX_ROW, tuple(parse_expression(c) for c in row)) for row in cells),
     )
-
-
-def _has_separator(tokens: Sequence[Token]) -> bool:
-    _, cuts = split(tokens, lambda token: token.is_(Kind.SEPARATOR, ",", ";"))
-    return bool(cuts)
-
-
-def _describes_set(tokens: Sequence[Token]) -> bool:
-    """Whether it reads `x : condition` or `x | condition`."""
-    mark = next((i for i, token in enumerate(tokens) if token.text in (":", "mid", "|")), 0)
-    return mark == 1 and any(token.kind is Kind.RELATION for token in tokens[mark:])
-
-
-def _set(inside: list[Token], level: int) -> Answer:
-    if not inside:
-        return Sequence_(Order.SET, ())
-    sides, bars = split(
-        inside, lambda token: token.is_(Kind.OPERATOR, "mid", "|") or token.is_(Kind.SEPARATOR, ":")
-    )
-    if bars and len(sides) >= 2:
-        condition = inside[len(sides[0]) + 1 :]
-        return _set_builder(sides[0], condition, level)
-    answer = read_answer(inside, level + 1)
-    if isinstance(answer, Sequence_) and answer.order is Order.LIST:
-        return Sequence_(Order.SET, answer.items)
-    if isinstance(answer, Phrase):
-        return answer
-    return Sequence_(Order.SET, (answer,))
-
-
-def _set_builder(element: list[Token], condition: list[Token], level: int) -> Answer:
-    """{x | x > 2}: the condition itself describes the set; {x in R | ...} too."""
-    domain: Answer | None = None
-    head = read_answer(element, level + 1)
-    if isinstance(head, Membership):
-        domain = head.container
-    what = read_answer(condition, level + 1)
-    if domain is not None and domain != NumberSet("R"):
-        return Phrase((head, "|", what))
-    if isinstance(what, Membership):
-        return what.container
-    return what
 
 
 def _colon(tokens: list[Token], terms: list[list[Token]], level: int) -> Answer:
@@ -365,7 +340,9 @@ def _phrase(tokens: Sequence[Token], level: int) -> Phrase | None:
                 parts.append(" ".join(part.text for part in chunk))
             chunk = []
         if token is not None:
-            parts.append(words.plain_words(token.text))
+            is_unit = units.is_known(token.text)  # the case of its letters matters
+            plain = units.canonical_unit if is_unit else words.plain_words
+            parts.append(plain(token.text))
     if len(parts) > policy.MAX_ITEMS:
         raise TooBig("a long phrase")
     return Phrase(tuple(parts))

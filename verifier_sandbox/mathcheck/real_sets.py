@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from . import equality, policy
+from . import policy
 from .answers import (
     Answer,
     Assignment,
@@ -25,6 +25,7 @@ from .nodes import Node, Op, contains, subtract, symbols
 from .numeric import WorkBudget, context
 from .result import Undefined, Unreadable
 from .roots import candidate_roots
+from .values import coarse_value_of, value_of
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,15 @@ class RealSet:
             self._ends[id(answer)] = ends
             self.breakpoints += [end for end in (ends.low, ends.high) if _is_finite(end)]
         elif isinstance(answer, Quantity):
-            point = equality.value_of(answer.node, self._budget)
+            point = coarse_value_of(answer.node, self._budget)
             self._ends[id(answer)] = _Ends(point, point)
             self.breakpoints.append(point)
         elif isinstance(answer, Relation):
             if not self.variable or any(contains(side, Op.APPLY) for side in answer.sides):
                 raise Unreadable("a relation that describes no set of numbers")
             for left, right in pairwise(answer.sides):
+                if self.variable not in symbols(left) | symbols(right):
+                    raise Unreadable("a comparison of constants")
                 self.breakpoints += candidate_roots(
                     subtract(left, right), self.variable, self._budget
                 )
@@ -95,7 +98,7 @@ class RealSet:
         if contains_infinity(node):
             mp = context(policy.PRECISION_BITS)
             return mp.ninf if node.op is Op.NEGATE else mp.inf
-        return equality.value_of(node, self._budget)
+        return coarse_value_of(node, self._budget)
 
     def _has(self, answer: Answer, x: Any) -> bool:
         if isinstance(answer, Interval):
@@ -132,9 +135,7 @@ class RealSet:
 
     def _holds(self, relation: Relation, x: Any) -> bool:
         try:
-            values = [
-                equality.value_of(side, self._budget, {self.variable: x}) for side in relation.sides
-            ]
+            values = [value_of(side, self._budget, {self.variable: x}) for side in relation.sides]
         except Undefined:
             return False
         return all(

@@ -10,10 +10,10 @@ from fractions import Fraction
 from typing import Any
 
 from . import policy
-from .equality import value_of
 from .nodes import Node, Op, symbols
 from .numeric import WorkBudget, context
 from .result import TooBig, Undefined, Unreadable
+from .values import coarse_value_of
 
 _MAX_BRANCHES = 3
 
@@ -78,7 +78,7 @@ def _quadratic_roots(node: Node, variable: str, budget: WorkBudget) -> list[Any]
     cleared = Node(Op.MULTIPLY, (node, *denominators)) if denominators else node
 
     def at(x: Fraction) -> Any:
-        return value_of(cleared, budget, {variable: x})
+        return coarse_value_of(cleared, budget, {variable: x})
 
     try:
         # Points without meaning, so that no denominator vanishes there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from .answers import Answer, Assignment, Quantity
@@ -19,7 +20,7 @@ def expand_signs(answer: Answer) -> tuple[Answer, ...] | None:
         values = expand_signs(answer.value)
         if values is None:
             return None
-        return tuple(Assignment(answer.name, value, answer.name_node) for value in values)
+        return tuple(replace(answer, value=value) for value in values)
     if not isinstance(answer, Quantity) or not contains(answer.node, Op.PLUS_MINUS):
         return None
     marks = [node.name for node in answer.node.walk() if node.op is Op.PLUS_MINUS]
@@ -30,9 +31,7 @@ def expand_signs(answer: Answer) -> tuple[Answer, ...] | None:
         if "mp" in marks
         else list(product((1, -1), repeat=len(marks)))
     )
-    return tuple(
-        Quantity(_with_signs(answer.node, iter(choice)), answer.unit) for choice in choices
-    )
+    return tuple(replace(answer, node=_with_signs(answer.node, iter(choice))) for choice in choices)
 
 
 def _with_signs(node: Node, signs: Iterator[int]) -> Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from . import nouns
 from .name_tables import name_set
 
 _ALIASES = {
@@ -35,22 +36,33 @@ _ALIASES = {
     "euro": "euros eur евро 欧元", "pound sterling": "gbp quid 英镑",
     "yuan": "rmb cny 元 块", "yen": "jpy 日元",
     "rouble": "ruble rubles rubel рубль рубля рублей руб",
-    "rupee": "rupees inr rs", "hz": "hertz", "n": "newton newtons", "j": "joule joules",
-    "w": "watt watts", "v": "volt volts", "a": "ampere amperes amp amps", "pa": "pascal pascals",
-    "mol": "mole moles", "k": "kelvin kelvins",
-    "celsius": "°c", "ohm": "ohms", "kwh": "", "kw": "", "kj": "", "kpa": "", "khz": "", "mhz": "",
+    "rupee": "rupees inr rs", "celsius": "°c centigrade", "fahrenheit": "°f", "Hz": "hz",
+    "kW": "kw", "kWh": "kwh", "kJ": "kj", "kPa": "kpa", "kHz": "khz", "MHz": "mhz", "GHz": "ghz",
+    "kN": "kn", "kV": "kv", "Pa": "pa", "ohm": "ohms", "acre": "acres",
+    "hectare": "hectares ha", "knot": "knots", "K": "kelvin kelvins",
 }  # fmt: skip
-_CANONICAL = {alias: name for name, words in _ALIASES.items() for alias in words.split()} | {
-    name: name for name in _ALIASES
-}
+_PREFIXES = {"n": "nano", "m": "milli", "c": "centi", "d": "deci", "k": "kilo", "M": "mega",
+             "G": "giga", "T": "tera"}  # fmt: skip
+_SYMBOLS = {
+    "m": "meter metre", "g": "gram", "s": "second", "W": "watt", "J": "joule", "V": "volt",
+    "A": "ampere amp", "Pa": "pascal", "N": "newton", "Hz": "hertz", "l": "liter litre",
+    "mol": "mole", "eV": "electronvolt", "B": "byte", "bit": "bit", "Wh": "watthour",
+    "cal": "calorie",
+}  # fmt: skip
+_SPELLINGS = {
+    prefix + symbol: prefix + symbol for prefix in ("", *_PREFIXES) for symbol in _SYMBOLS
+} | {prefix + "L": prefix + "l" for prefix in ("", *_PREFIXES)}
+"""Symbols whose letters tell them apart: mW is not MW."""
+_CANONICAL = {
+    prefix_name + name + plural: prefix + symbol
+    for prefix, prefix_name in (("", ""), *_PREFIXES.items())
+    for symbol, names in _SYMBOLS.items()
+    for name in names.split()
+    for plural in ("", "s")
+} | {alias: name for name, words in _ALIASES.items() for alias in (name.casefold(), *words.split())}
+_NAMES = frozenset(_CANONICAL.values()) | frozenset(_SPELLINGS.values())
+_ONE_LETTER = name_set("t h d")
 
-
-_COUNTS = name_set(
-    "unit units u way ways solution solutions possibility possibilities item items time",
-    "times value values integer integers number numbers pair pairs total piece pieces",
-    "square squared unité unités unidades einheiten einheit unità единиц 个 种 次 способов",
-)
-"""Words that count nothing in particular: with one of them a number has no unit."""
 
 _COMPOUND = {
     name: factors
@@ -69,12 +81,15 @@ _PERCENT = name_set(
 BARE = (
     frozenset(alias for alias in _CANONICAL if len(alias) > 2 or not alias.isascii())
     | name_set("cm mm km kg ml mg ft hr")
+    | frozenset(_COMPOUND)
     | _PERCENT - {"%"}
 )
 """Units that are read without a text command; `m` or `g` alone would be a variable."""
 
 _PERCENT_PHRASES = frozenset(("per cent", "pour cent", "por ciento", "per cento"))
-_POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
+_POWERS_BEFORE = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS_AFTER = {"squared": 2, "cubed": 3}
+_PER = re.compile(r"\b(?:per|pro|por|par|al|в)\b", re.IGNORECASE)
 _POWERS = {"²": 2, "³": 3}
 _FACTOR = re.compile(r"([^\W\d_]+|[%°¢][^\W\d_]*)\s*(?:\^?\s*\{?\s*(-?\d)\s*\}?)?", re.UNICODE)
 
@@ -91,9 +106,17 @@ def is_degree(text: str) -> bool:
 
 
 def is_known(text: str) -> bool:
-    """Whether every factor of the unit is in the table."""
+    """Whether every factor of the unit is in the tables."""
     factors = _factors(text)
-    return factors is not None and all(name in _ALIASES for name, _ in factors)
+    return factors is not None and all(name in _NAMES for name, _ in factors)
+
+
+def may_be_left_out(text: str) -> bool:
+    """Whether the words after a number are units and what is counted, and say nothing else."""
+    factors = _factors(text)
+    return factors is not None and all(
+        name in _NAMES or nouns.is_noun(name) or name in nouns.FILLERS for name, _ in factors
+    )
 
 
 def canonical_unit(text: str) -> str:
@@ -108,6 +131,8 @@ def canonical_unit(text: str) -> str:
     total: dict[str, int] = {}
     for name, power in factors:
         total[name] = total.get(name, 0) + power
+    if "celsius" in total or "fahrenheit" in total:
+        total.pop("degree", None)
     return "*".join(
         f"{name}^{power}" if power != 1 else name for name, power in sorted(total.items()) if power
     )
@@ -115,13 +140,14 @@ def canonical_unit(text: str) -> str:
 
 def _factors(text: str) -> list[tuple[str, int]] | None:
     """Base units and their powers, or None if the text has no unit grammar."""
-    plain = text.casefold().replace("·", " ").replace("*", " ").replace("⋅", " ").strip(" .")
+    plain = text.replace("·", " ").replace("*", " ").replace("⋅", " ").strip(" .")
     for mark, power in _POWERS.items():
         plain = plain.replace(mark, f"^{power}")
-    plain = re.sub(r"\b(?:per|pro|por|par|al|в)\b", "/", plain)
+    plain = _PER.sub("/", plain)
     factors: list[tuple[str, int]] = []
     sign = 1
     next_power = 1
+    is_count = False
     position = 0
     while position < len(plain):
         if plain[position] in " .()-":
@@ -134,25 +160,48 @@ def _factors(text: str) -> list[tuple[str, int]] | None:
         if match is None:
             return None
         word, power = match.group(1), int(match.group(2) or 1)
+        folded = word.casefold()
         position = match.end()
-        if word in _POWER_WORDS:
-            if word.endswith("ed") and factors:
+        if folded in _POWERS_AFTER:
+            if not factors and not is_count:
+                return None  # 5 squared is 25
+            if factors:
                 name, old = factors[-1]
-                factors[-1] = (name, old * _POWER_WORDS[word])
-            else:
-                next_power = _POWER_WORDS[word]
+                factors[-1] = (name, old * _POWERS_AFTER[folded])
             continue
-        if word in _COUNTS or word in ("of", "in"):
+        if folded in _POWERS_BEFORE:
+            next_power = _POWERS_BEFORE[folded]
+            continue
+        if is_count := (
+            folded in nouns.COUNTS or _is_preposition(plain, match) or _ends(plain, match)
+        ):
+            next_power = 1
             continue
         power *= sign * next_power
-        factors += [(base, power * own) for base, own in _COMPOUND.get(word, ((_base(word), 1),))]
+        factors += [(base, power * own) for base, own in _COMPOUND.get(folded, ((_base(word), 1),))]
         next_power = 1
-    return factors
+    return factors if next_power == 1 else None
+
+
+def _is_preposition(text: str, match: re.Match[str]) -> bool:
+    """Whether it is "of", or "in" before another word: 5 ways in total, but 5 in and 5 cubic in."""
+    word = match.group(1).casefold()
+    return word == "of" or (word == "in" and text[match.end() :].strip()[:1].isalpha())
+
+
+def _ends(text: str, match: re.Match[str]) -> bool:
+    """Whether it is the word "times" at the end: 5 times, but not 5 times x."""
+    return match.group(1).casefold() in ("time", "times") and match.end() == len(text)
 
 
 def _base(word: str) -> str:
-    if word in _CANONICAL:
-        return _CANONICAL[word]
-    if word.endswith("s") and not word.endswith("ss") and len(word) > 3:
-        return word[:-1]
-    return word
+    folded = word.casefold()
+    if word in _SPELLINGS:
+        return _SPELLINGS[word]
+    if folded in _CANONICAL and (len(word) > 1 or word in _ONE_LETTER or not word.isascii()):
+        return _CANONICAL[folded]
+    if len(word) == 1:
+        return word
+    if folded.endswith("s") and not folded.endswith("ss") and len(folded) > 3:
+        return folded[:-1]
+    return folded

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .name_tables import name_list, name_set
 
-AND = name_set("and et y e und и и также 和 与 及 以及 并且 & та i") - {"i", "та"}
+AND = name_set("and et y e und и и также 和 与 及 以及 并且 و & та i") - {"i", "та"}
 OR = name_set("or ou o u oder или либо 或 或者 либо")
 ONLY_QUOTED = name_set("e o u y i")
 """Connectors that are also variables: they count only inside a text command between spaces."""
@@ -22,6 +22,15 @@ HEDGES = name_set(
     "then given provided assuming except versus vs than instead si wenn falls se если",
     "cuando quando peut-être vielleicht quizás forse возможно 如果 当 若 可能 也许 其中",
 )
+
+CLAIMS = name_set(
+    "half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh",
+    "sevenths eighth eighths ninth ninths tenth tenths twelfth twelfths hundredth hundredths",
+    "thousandth thousandths millionth millionths double doubled doubles triple tripled thrice",
+    "twice wrong false incorrect true right correct negative score is are was isn't aren't be",
+    "demi moitié tiers doble triple mitad tercio tercios doppio metà hälfte falso faux falsch",
+)
+"""Words after a number that change its value or say something about it."""
 
 LEADING = (
     "the final answer is", "final answer is", "final answer", "the answer is", "the answer",
@@ -102,9 +111,14 @@ SCALES = {
         9: "billion billions milliard milliards milliarde milliarden miliardo miliardi миллиард "
         "миллиарда миллиардов 十亿",
         12: "trillion trillions",
+        2: "hundred hundreds",
+        5: "lakh lakhs",
+        7: "crore crores",
     }.items()
     for word in words.split()
-}
+} | {"dozen": 12, "dozens": 12}
+
+MAX_NUMBER_WORDS = 12
 
 _HAN_DIGITS = dict(
     zip("零〇一二三四五六七八九两", (0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2), strict=True)
@@ -116,7 +130,7 @@ _HAN_GROUPS = {"万": 10**4, "亿": 10**8}
 def number_from_words(text: str) -> int | None:
     """The integer that the words name (five, twenty-one, two hundred, 十二), or None."""
     words = text.casefold().replace("-", " ").split()
-    if not words or len(words) > 12:
+    if not words or len(words) > MAX_NUMBER_WORDS:
         return None
     if len(words) == 1 and all(
         char in _HAN_DIGITS or char in _HAN_SCALES or char in _HAN_GROUPS for char in words[0]
