@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from verifier_sandbox.battery import Case, cases
 from verifier_sandbox.jail.build import BuildError
 from verifier_sandbox.jail.machine import IsolationError
+from verifier_sandbox.judge.judge import BadRequestError
 from verifier_sandbox.protocol import (
     Checker,
     CheckerKind,
@@ -21,6 +24,7 @@ from verifier_sandbox.protocol import (
     JudgeResult,
     Language,
     Limits,
+    Program,
     Test,
     Verdict,
 )
@@ -34,6 +38,8 @@ _FAILED, _BAD_INPUT, _CANNOT_JUDGE = 1, 2, 3
 _LANGUAGES = {".py": Language.PYTHON}
 _LANGUAGES |= dict.fromkeys((".cpp", ".cc", ".cxx", ".c++"), Language.CPP)
 _ANSWER_SUFFIXES = (".out", ".ans")
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_T = TypeVar("_T")
 
 NumSlots = Annotated[int | None, typer.Option(help="Programs at once [default: cores].")]
 
@@ -54,7 +60,9 @@ def serve(
     outlive_parent: Annotated[bool, typer.Option(help="Go on when the parent ends.")] = False,
 ) -> None:
     """Serve this node until SIGTERM or the end of the parent process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    _require_at_least(1, num_slots=num_slots, num_maths_workers=num_maths_workers)
+    _require_at_least(0, max_queue=max_queue)
+    _log_to_standard_error()
     settings = ServerSettings(
         socket=socket,
         host=host,
@@ -72,29 +80,39 @@ def serve(
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="A .py or .cpp file.", exists=True)],
-    tests: Annotated[Path, typer.Option(help="Holds NAME.in and NAME.out (or .ans).", exists=True)],
+    file: Annotated[Path, typer.Argument(help="A .py or .cpp file.")],
+    tests: Annotated[Path, typer.Option(help="Holds NAME.in and NAME.out (or .ans).")],
     checker: Annotated[CheckerKind, typer.Option(help="How outputs are compared.")] = (
         CheckerKind.TOKENS
     ),
+    checker_file: Annotated[
+        Path | None,
+        typer.Option(help="The .py or .cpp file of a checker `program` or `interactive`."),
+    ] = None,
     cpu_s: Annotated[float, typer.Option(help="CPU time of a test.")] = 4.0,
     memory_mib: Annotated[int, typer.Option(help="Peak memory of a test.")] = 300,
     num_slots: NumSlots = 1,
 ) -> None:
-    """Judge one file on the tests of a directory; exit status 0 only if it passes them all."""
-    if (language := _LANGUAGES.get(file.suffix)) is None:
-        raise typer.BadParameter(f"{file}: must end in one of {', '.join(_LANGUAGES)}")
+    """Judge one file on the tests of a directory; exit status 0 only if it passes them all, 1 if
+    it does not, 2 for bad input, 3 where nothing can be judged."""
+    _require_at_least(1, num_slots=num_slots)
+    program = None if checker_file is None else _program(checker_file)
+    submission = _program(file)
     named = _read_tests(tests)
-    request = JudgeRequest(
-        language=language,
-        source=file.read_text(encoding="utf-8"),
-        tests=list(named.values()),
-        problem_id=str(tests),
-        group=str(file),
-        num_tests=len(named),
-        stop_at_first_failure=False,
-        checker=Checker(kind=checker),
-        limits=Limits(cpu_s=cpu_s, memory_mib=memory_mib),
+    limits = _valid(lambda: Limits(cpu_s=cpu_s, memory_mib=memory_mib))
+    compared = _valid(lambda: Checker(kind=checker, program=program))
+    request = _valid(
+        lambda: JudgeRequest(
+            language=submission.language,
+            source=submission.source,
+            tests=list(named.values()),
+            problem_id=str(tests),
+            group=str(file),
+            num_tests=len(named),
+            stop_at_first_failure=False,
+            checker=compared,
+            limits=limits,
+        )
     )
     result = _judge_all([request], num_slots)[0][0]
     _show(result, list(named))
@@ -108,6 +126,7 @@ def selftest(
     no_slot_uids: Annotated[bool, typer.Option(help="As if CAP_SETUID were missing.")] = False,
 ) -> None:
     """Run the attack battery on this machine and print how well it is isolated."""
+    _require_at_least(1, num_slots=num_slots)
     battery = [case for language in Language for case in cases(language)]
     results, isolation = _judge_all([case.request() for case in battery], num_slots, no_slot_uids)
     wrong = [(c, r) for c, r in zip(battery, results, strict=True) if r.verdict is not c.verdict]
@@ -132,8 +151,20 @@ def _judge_all(
 
     try:
         return asyncio.run(judge())
+    except BadRequestError as error:
+        raise _bad_input(str(error)) from error
     except (IsolationError, BuildError) as error:
         raise _cannot_judge(error) from error
+
+
+def _log_to_standard_error() -> None:
+    """Whatever the program around us has set up for its own log."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    ours = logging.getLogger("verifier_sandbox")
+    ours.handlers = [handler]
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
 
 
 def _cannot_judge(error: Exception) -> typer.Exit:
@@ -141,17 +172,64 @@ def _cannot_judge(error: Exception) -> typer.Exit:
     return typer.Exit(_CANNOT_JUDGE)
 
 
+def _bad_input(message: str) -> typer.Exit:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    return typer.Exit(_BAD_INPUT)
+
+
+def _require_at_least(least: int, **options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise _bad_input(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+
+
+def _valid(make: Callable[[], _T]) -> _T:
+    """A part of the request, or one line for each of its faults."""
+    try:
+        return make()
+    except ValidationError as error:
+        raise _bad_input("; ".join(map(_fault, error.errors()))) from error
+
+
+def _fault(error: Any) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return f"{message} (see --checker-file)" if "program is" in message else message
+    name, value = ".".join(map(str, error["loc"])), error["input"]
+    if isinstance(value, int | float):
+        name = f"--{name.replace('_', '-')} {value}"
+    return f"{name}: {message[:1].lower()}{message[1:]}"
+
+
+def _program(path: Path) -> Program:
+    if (language := _LANGUAGES.get(path.suffix)) is None:
+        raise _bad_input(f"{path}: must end in one of {', '.join(_LANGUAGES)}")
+    return Program(language=language, source=_read(path))
+
+
+def _read(path: Path) -> str:
+    """The file's text as it is, line ends included."""
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise _bad_input(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _bad_input(f"{path}: is no UTF-8 text at byte {error.start}") from error
+
+
 def _read_tests(directory: Path) -> dict[str, Test]:
-    """Tests by name. Raises BadParameter where an input lacks its answer, or there is none."""
+    """Tests by name. Bad input where an input lacks its answer, or there is none."""
+    if not directory.is_dir():
+        raise _bad_input(f"{directory}: is no directory")
     named = {}
     for given in sorted(directory.glob("*.in"), key=_natural):
         answers = [given.with_suffix(suffix) for suffix in _ANSWER_SUFFIXES]
         answer = next((path for path in answers if path.exists()), None)
         if answer is None:
-            raise typer.BadParameter(f"{given}: there is no {answers[0].name} or {answers[1].name}")
-        named[given.stem] = Test(given.read_text("utf-8"), answer.read_text("utf-8"))
+            raise _bad_input(f"{given}: there is no {answers[0].name} or {answers[1].name}")
+        named[given.stem] = Test(_read(given), _read(answer))
     if not named:
-        raise typer.BadParameter(f"{directory}: holds no *.in files")
+        raise _bad_input(f"{directory}: holds no *.in files")
     return named
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from verifier_sandbox.judge.draw import draw
 from verifier_sandbox.mathcheck.result import MathResult, MathVerdict
@@ -120,7 +121,7 @@ class VerifierClient:
         self, path: str, request: BaseModel, kind: type[_Model], timeout_s: float
     ) -> _Model:
         """Raises _NodeFault when attempts or time are used up, _Refused when told so."""
-        body = request.model_dump_json().encode("utf-8", "surrogatepass")
+        body = _encode(request)
         end = time.monotonic() + timeout_s
         failures: list[str] = []
         failed: set[str] = set()
@@ -199,6 +200,14 @@ class VerifierClient:
             return kind.model_validate_json(response.content)
         except ValidationError as error:
             raise _NodeFault(f"unreadable answer: {error}") from error
+
+
+def _encode(request: BaseModel) -> bytes:
+    """Raises _Refused for text in the problem's own parts that no encoding can carry."""
+    try:
+        return request.model_dump_json().encode()
+    except PydanticSerializationError as error:
+        raise _Refused(f"request cannot be sent as JSON: {error}") from error
 
 
 async def _is_healthy(node: _Node) -> bool:

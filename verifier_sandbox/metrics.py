@@ -17,14 +17,23 @@ class _PoolCollector(Collector):
         self._service = service
 
     def collect(self) -> list[GaugeMetricFamily]:
-        pool, cache = self._service.pool, self._service.judge.cache
+        pool, judge = self._service.pool, self._service.judge
         values = {
             "verifier_slots": (pool.num_slots, "Programs that may run at once"),
             "verifier_slots_busy": (pool.num_busy, "Slots at work"),
             "verifier_queue_length": (pool.num_waiting, "Submissions that wait for a slot"),
+            "verifier_submissions_unfinished": (pool.num_unfinished, "Admitted, not yet answered"),
             "verifier_launcher_restarts": (pool.num_restarts, "Launchers replaced since the start"),
-            "verifier_compile_cache_hits": (cache.num_hits, "Compilations saved"),
-            "verifier_compile_cache_misses": (cache.num_misses, "Compilations done"),
+            "verifier_compile_cache_hits": (judge.cache.num_hits, "Compilations saved"),
+            "verifier_compile_cache_misses": (judge.cache.num_misses, "Compilations done"),
+            "verifier_checker_program_failures": (
+                judge.num_helper_failures,
+                "Tests on which a sound checker program or interactor crashed or hit a limit",
+            ),
+            "verifier_internal_errors": (
+                judge.num_internal_errors,
+                "Submissions on which the judge itself failed",
+            ),
         }
         return [GaugeMetricFamily(name, text, value) for name, (value, text) in values.items()]
 

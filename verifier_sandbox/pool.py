@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from verifier_sandbox.jail.launcher import Jail, Launcher, LauncherDiedError
@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 _T = TypeVar("_T")
+_Waiter = tuple[asyncio.Future["Slot"], bool]
+"""Who gets a slot, and whether it must be the only one."""
 
 
 class OverloadedError(RuntimeError):
@@ -61,7 +63,11 @@ class Slot:
 
 
 class SlotPool:
-    """Hands out slots in order of arrival; an exclusive holder has the whole pool to itself."""
+    """Hands out slots in order of arrival; an exclusive holder has the whole pool to itself.
+
+    Work already begun goes before what is new, but after as many of its kind in a row as there
+    are slots, one that is new has its turn. `admission` bounds all that is unfinished.
+    """
 
     def __init__(self, jail: Jail, num_slots: int, max_queue: int | None = None) -> None:
         if num_slots < 1:
@@ -71,7 +77,10 @@ class SlotPool:
         self._max_queue = 64 * num_slots if max_queue is None else max_queue
         self._slots: list[Slot] = []
         self._idle: list[Slot] = []
-        self._waiting: deque[tuple[asyncio.Future[Slot], bool]] = deque()
+        self._begun: deque[_Waiter] = deque()
+        self._new: deque[_Waiter] = deque()
+        self._num_begun_in_a_row = 0
+        self._num_unfinished = 0
         self._exclusive = False
         self._mean_hold_s = 1.0
 
@@ -83,7 +92,7 @@ class SlotPool:
 
     def close(self) -> None:
         """Ends every launcher and what it runs."""
-        for future, _ in self._waiting:
+        for future, _ in (*self._begun, *self._new):
             future.cancel()
         for slot in self._slots:
             slot.launcher.close()
@@ -99,25 +108,40 @@ class SlotPool:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Who asks for a slot now; a submission does so for each of its stages."""
+        return len(self._begun) + len(self._new)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Submissions admitted and not yet answered, whatever they wait for."""
+        return self._num_unfinished
 
     @property
     def num_restarts(self) -> int:
         return sum(slot.num_restarts for slot in self._slots)
 
-    def admit(self) -> None:
-        """Raises OverloadedError if the queue is full."""
-        if self.num_waiting >= self._max_queue:
-            wait_s = self.num_waiting / self._num_slots * self._mean_hold_s
+    @contextlib.contextmanager
+    def admission(self) -> Iterator[None]:
+        """Held by a submission until it is answered.
+
+        Raises OverloadedError if a slot each and the queue are taken.
+        """
+        if self._num_unfinished >= self._num_slots + self._max_queue:
+            wait_s = self._num_unfinished / self._num_slots * self._mean_hold_s
             raise OverloadedError(max(1.0, wait_s / 2))
+        self._num_unfinished += 1
+        try:
+            yield
+        finally:
+            self._num_unfinished -= 1
 
     @contextlib.asynccontextmanager
     async def slot(self, exclusive: bool = False, first: bool = False) -> AsyncIterator[Slot]:
-        """A slot of one's own. `first` is for work already begun; `exclusive` work goes first too,
+        """A slot of one's own. `first` is for work already begun; `exclusive` work counts as such,
         and runs while no other does."""
         future: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        join = self._waiting.appendleft if first or exclusive else self._waiting.append
-        join((future, exclusive))
+        queue = self._begun if first or exclusive else self._new
+        queue.append((future, exclusive))
         self._dispatch()
         try:
             slot = await future
@@ -141,13 +165,18 @@ class SlotPool:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        while self._waiting and self._idle and not self._exclusive:
-            future, exclusive = self._waiting[0]
+        while self._idle and not self._exclusive and (queue := self._next_queue()):
+            future, exclusive = queue[0]
             if future.done():
-                self._waiting.popleft()
+                queue.popleft()
                 continue
             if exclusive and len(self._idle) < self._num_slots:
                 return
-            self._waiting.popleft()
+            queue.popleft()
+            self._num_begun_in_a_row = self._num_begun_in_a_row + 1 if queue is self._begun else 0
             self._exclusive = exclusive
             future.set_result(self._idle.pop())
+
+    def _next_queue(self) -> deque[_Waiter]:
+        is_turn_of_new = self._new and self._num_begun_in_a_row >= self._num_slots
+        return self._begun if self._begun and not is_turn_of_new else self._new

@@ -40,10 +40,13 @@ class CheckerKind(StrEnum):
     """Byte for byte."""
     PROGRAM = "program"
     """A program of the problem decides: output on stdin, input and expected at descriptors 3, 4;
-    exit status 0 accepts, 1 rejects."""
+    exit status 0 accepts, 1 rejects. It is first tried on an expected output; if it ends with
+    neither status there, the answer is INFRASTRUCTURE whatever is submitted, else any other end of
+    it later is a wrong answer. It has more time and memory than a submission."""
     INTERACTIVE = "interactive"
     """The problem's program talks with the submission over pipes: input and expected at 3 and 4,
-    exit status as for PROGRAM."""
+    exit status and trial as for PROGRAM, tried on a submission that says nothing. A submission
+    that talks it into a limit gets OUTPUT_LIMIT."""
 
 
 class _Strict(BaseModel):
@@ -81,7 +84,13 @@ def _checker_of(value: Any) -> Any:
 
 def _valid_unicode(text: Any) -> Any:
     """A model may write half a surrogate pair, which no encoding can carry."""
-    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else text
+    if not isinstance(text, str) or text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode()
+
+
+CleanText = Annotated[str, BeforeValidator(_valid_unicode)]
+"""Text that a model may have had a hand in; what cannot be encoded becomes `?`."""
 
 
 class Limits(_Strict):
@@ -115,10 +124,10 @@ class JudgeRequest(_Strict):
     """
 
     language: Language
-    source: Annotated[str, BeforeValidator(_valid_unicode), Field(max_length=1 << 20)]
+    source: Annotated[str, Field(max_length=1 << 20), BeforeValidator(_valid_unicode)]
     tests: list[Test] = Field(min_length=1)
-    problem_id: str
-    group: str
+    problem_id: CleanText
+    group: CleanText
     num_tests: int = Field(default=20, ge=1)
     test_ids: list[int] | None = None
     stop_at_first_failure: bool = True
@@ -193,8 +202,8 @@ class JudgeResult(_Strict):
 class MathRequest(_Strict):
     """Does the response's final answer equal the reference?"""
 
-    reference: str
-    response: str
+    reference: CleanText
+    response: CleanText
 
 
 class MathAnswer(_Strict):

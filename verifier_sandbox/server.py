@@ -71,8 +71,8 @@ async def _judge(http: Request) -> Response:
     begin = time.monotonic()
     try:
         request = JudgeRequest.model_validate_json(await http.body())
-        service.pool.admit()
-        result = await service.judge.judge(request)
+        with service.pool.admission():
+            result = await service.judge.judge(request)
     except OverloadedError as error:
         metrics.rejected()
         headers = {"Retry-After": f"{error.retry_after_s:.0f}"}
@@ -107,6 +107,7 @@ async def _healthz(http: Request) -> dict[str, object]:
         "num_slots": service.pool.num_slots,
         "num_busy": service.pool.num_busy,
         "num_waiting": service.pool.num_waiting,
+        "num_unfinished": service.pool.num_unfinished,
     }
 
 

@@ -43,10 +43,11 @@ async def running(
 ) -> AsyncIterator[Service]:
     """Starts the launchers and ends them, with all that they run, on the way out.
 
-    Raises IsolationError where hostile code cannot be confined, BuildError without a compiler.
+    Raises IsolationError where hostile code cannot be confined, BuildError without a compiler,
+    ValueError for less than one slot.
     """
     jail = await prepare_jail(use_slot_uids)
-    pool = SlotPool(jail, num_slots or default_num_slots(), max_queue)
+    pool = SlotPool(jail, default_num_slots() if num_slots is None else num_slots, max_queue)
     try:
         pool.start()
         yield Service(jail, pool, Judge(jail, pool))

@@ -11,6 +11,8 @@ from verifier_sandbox.jail.bpf import Action, Check, Conditional, assemble, with
 from verifier_sandbox.jail.syscalls import SYSCALLS
 
 X86_64, I386 = 0xC000003E, 0x40000003
+PROT_READ, PROT_WRITE = 1, 2
+MAP_SHARED, MAP_PRIVATE, MAP_SHARED_VALIDATE, MAP_ANONYMOUS = 1, 2, 3, 0x20
 POLICIES = [policies.CPP_STATIC, policies.CPP_DYNAMIC, policies.PYTHON, policies.COMPILER]
 
 
@@ -128,6 +130,40 @@ def test_static_programs_cannot_open_anything():
         "getdents64",
     ]:
         assert run(program, SYSCALLS[name]) == Action.EPERM, name
+
+
+@pytest.mark.parametrize("policy", POLICIES[:3], ids=lambda policy: policy.name)
+@pytest.mark.parametrize(
+    ("protection", "flags", "action"),
+    [
+        (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, Action.ALLOW),
+        (PROT_READ, MAP_PRIVATE, Action.ALLOW),
+        (PROT_READ, MAP_SHARED, Action.ALLOW),
+        (PROT_READ | PROT_WRITE, MAP_SHARED, Action.EPERM),
+        (PROT_READ, MAP_SHARED | MAP_ANONYMOUS, Action.EPERM),
+        (PROT_READ, MAP_SHARED_VALIDATE, Action.EPERM),
+    ],
+)
+def test_shared_mappings_are_of_files_and_for_reading(policy, protection, flags, action):
+    arguments = [0, 4096, protection, flags]
+    assert run(policy.filter_bytes(), SYSCALLS["mmap"], arguments) == action
+
+
+def test_a_descriptor_may_be_asked_about_but_no_name():
+    program = policies.CPP_STATIC.filter_bytes()
+    at_empty_path = 0x1000
+    assert run(program, SYSCALLS["fstat"], [0]) == Action.ALLOW
+    assert run(program, SYSCALLS["newfstatat"], [0, 1, 1, at_empty_path]) == Action.EPERM
+    assert run(program, SYSCALLS["statx"], [0, 1, at_empty_path]) == Action.EPERM
+
+
+@pytest.mark.parametrize("policy", POLICIES[:3], ids=lambda policy: policy.name)
+def test_threads_are_made_but_nobody_is_suspended_for_one(policy):
+    program = policy.filter_bytes()
+    of_the_c_library, clone_vfork, new_user = 0x3D0F00, 0x4000, 0x10000000
+    assert run(program, SYSCALLS["clone"], [of_the_c_library]) == Action.ALLOW
+    for more in (clone_vfork, new_user):
+        assert run(program, SYSCALLS["clone"], [of_the_c_library | more]) == Action.EPERM
 
 
 def test_a_wide_check_sees_all_64_bits():

@@ -1,5 +1,8 @@
 """What counts as the same output."""
 
+import math
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +23,58 @@ def test_tokens_are_those_of_split(text):
 def test_tokens_survive_the_borders_of_chunks(pieces):
     text = b"".join(pieces)
     assert list(tokens(text)) == text.split()
+
+
+def test_a_long_token_is_put_together_from_pieces_that_double():
+    class Text(bytes):
+        num_pieces = 0
+
+        def __getitem__(self, key):
+            self.num_pieces += 1
+            return bytes(self)[key]
+
+    num_chunks = 200
+    text = Text(b"1" * (num_chunks << 16))
+    assert list(tokens(text)) == [bytes(text)]
+    assert text.num_pieces <= math.log2(num_chunks) + 2
+
+
+def test_a_token_longer_than_the_expected_can_be_ends_the_comparison():
+    first, *others = tokens(b"1" * (64 << 16) + b" 2", longest=3)
+    assert len(first) <= 1 << 17
+    assert others == []
+
+
+@pytest.mark.parametrize(
+    ("checker", "output", "expected"),
+    [
+        (LINES, b"12\n" * 300_000, b"12\n13"),
+        (TOKENS, b"12\n" * 300_000, b"12\n13"),
+        (FLOATS, b"12\n" * 300_000, b"12\n13"),
+    ],
+)
+def test_a_flood_takes_little_memory_to_compare(checker, output, expected):
+    tracemalloc.start()
+    try:
+        assert not output_matches(checker, output, expected)
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(output)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [b"[" + b"[]," * 300_000 + b"[]]", b"[" + b"{}," * 300_000 + b"{}]", b"9" * 900_000],
+    ids=["lists", "dicts", "digits"],
+)
+@pytest.mark.parametrize("expected", ["[]", '["' + "x" * 100_000 + '"]'], ids=["short", "long"])
+def test_json_with_more_parts_than_expected_is_never_parsed(flood, expected):
+    tracemalloc.start()
+    try:
+        assert not result_matches(TOKENS, flood, expected)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(flood)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -76,6 +131,26 @@ def test_output_is_compared_as_the_checker_says(checker, output, expected, same)
         (TOKENS, b"[" * 100000, "[]", False),
         (TOKENS, b'"1"', "1", False),
         (TOKENS, b"null", "0", False),
+        (TOKENS, b"-0", "0", True),
+        (TOKENS, b"1" + b"0" * 9000, "1" + "0" * 9000, True),
+        (TOKENS, b"1" + b"0" * 8999 + b"1", "1" + "0" * 9000, False),
+        (TOKENS, b"[" * 900 + b"]" * 900, "[" * 900 + "]" * 900, True),
+        (TOKENS, b'"\\ud83d\\ude00"', '"\U0001f600"', True),
+        (TOKENS, b'[",", "[", "{"]', '["\\u002c","\\u005b","\\u007b"]', True),
+        (FLOATS, b"1" + b"0" * 400, "1.5", False),
+        (FLOATS, b"[-1" + b"0" * 400 + b"]", "[1.5]", False),
+        (FLOATS, b"1" + b"0" * 400, "Infinity", False),
+        (FLOATS, b"1e400", "1.5", False),
+        (FLOATS, b"NaN", "NaN", True),
+        (FLOATS, b"NaN", "1.5", False),
+        (FLOATS, b"true", "1.0", False),
+        (FLOATS, b"2", "2.0", True),
+        (
+            FLOATS,
+            b"[" + b", ".join([b"0.49999999999999994"] * 99) + b"]",
+            "[" + ",".join(["0.5"] * 99) + "]",
+            True,
+        ),
     ],
 )
 def test_results_are_compared_as_json_values(checker, output, expected, same):

@@ -205,6 +205,38 @@ def test_maths_answers_come_back_as_verdicts():
     assert asyncio.run(main()).verdict is MathVerdict.CORRECT
 
 
+HALF_A_PAIR = "\ud800"
+
+
+def test_half_a_surrogate_pair_travels_as_a_question_mark():
+    async def main():
+        node = Node(accepts)
+        async with serving(node):
+            client = VerifierClient([node.address])
+            names = {"problem_id": HALF_A_PAIR, "group": HALF_A_PAIR}
+            judged = await client.judge(request(f"print('{HALF_A_PAIR}')", **names))
+            checked = await client.check_maths(HALF_A_PAIR, HALF_A_PAIR)
+            await client.close()
+            return judged, checked, node.requests[0]
+
+    judged, checked, sent = asyncio.run(main())
+    assert (judged.verdict, checked.verdict) == (Verdict.OK, MathVerdict.CORRECT)
+    assert (sent.source, sent.problem_id, sent.group) == ("print('?')", "?", "?")
+
+
+def test_a_problem_that_cannot_be_sent_is_reported():
+    async def main():
+        client = VerifierClient(["unix:/nonexistent/verifier.sock"])
+        try:
+            return await client.judge(request("x", [("", HALF_A_PAIR)]))
+        finally:
+            await client.close()
+
+    result = asyncio.run(main())
+    assert result.verdict is Verdict.INFRASTRUCTURE
+    assert "cannot be sent" in result.detail
+
+
 def test_waiting_for_nodes_names_those_that_are_missing():
     async def main():
         client = VerifierClient(["unix:/nonexistent/verifier.sock"])

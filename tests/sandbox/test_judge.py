@@ -1,6 +1,7 @@
 """The judge on real programs in the real jail."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from tests.sandbox.conftest import request
 from verifier_sandbox.jail.files import SealedFile
 from verifier_sandbox.jail.wire import Compare, Profile, Span, TestSpans
-from verifier_sandbox.judge.execute import program_limits
+from verifier_sandbox.judge import execute
+from verifier_sandbox.judge.job import program_limits
 from verifier_sandbox.judge.judge import BadRequestError
-from verifier_sandbox.protocol import Checker, Limits, Program, Verdict
+from verifier_sandbox.protocol import Limits, Verdict
 
 pytestmark = pytest.mark.sandbox
 
@@ -128,118 +130,85 @@ def test_function_call_tests_must_be_json(bench):
         bench.judge(request("def f(): pass", [("3", "4")], function_name="f"))
 
 
-# Checker programs and interactors
+# Numbers too large for a float, or for `int`
 
-ANY_DIVISOR = """
-import sys
-number, answer = int(open(3).read()), int(open(4).read())
-output = sys.stdin.read().split()
-ok = len(output) == 1 and 1 < int(output[0]) <= number and number % int(output[0]) == 0
-sys.exit(0 if ok else 1)
-"""
-ANY_DIVISOR_CPP = """
-#include <cstdio>
-int main() {
-    FILE* input = fdopen(3, "r"); int number, output;
-    if (fscanf(input, "%d", &number) != 1 || scanf("%d", &output) != 1) return 1;
-    return output > 1 && number % output == 0 ? 0 : 1;
-}
-"""
+HUGE_FLOAT = "def f(x): return 10**400"
+HUGE_EXPECTED = "1" + "0" * 5000
+RETURNS_HUGE = "import sys\nsys.set_int_max_str_digits(0)\ndef f(x): return 10**5000"
 
 
 @pytest.mark.parametrize(
-    ("language", "source"), [("python", ANY_DIVISOR), ("cpp", ANY_DIVISOR_CPP)]
-)
-def test_checker_program_decides(bench, language, source):
-    checker = Checker(kind="program", program=Program(language=language, source=source))
-    tests = [("12", "2"), ("35", "5")]
-    right = "n = int(input())\nprint(next(d for d in range(n, 1, -1) if n % d == 0))"
-    assert bench.judge(request(right, tests, checker=checker)).verdict is Verdict.OK
-    wrong = bench.judge(request("print(5)", tests, checker=checker))
-    assert (wrong.verdict, wrong.detail) == (Verdict.WRONG_ANSWER, "test 0")
-
-
-def test_broken_checker_program_blames_nobody(bench):
-    checker = Checker(
-        kind="program", program=Program(language="cpp", source="int main(){return 9;}")
-    )
-    result = bench.judge(request("print(5)", [("", "")], checker=checker))
-    assert result.verdict is Verdict.INFRASTRUCTURE
-    assert "checker program failed" in result.detail
-
-
-GUESS = """
-import sys
-secret = int(open(4).read())
-for _ in range(10):
-    guess = int(input())
-    print("=" if guess == secret else "<" if secret < guess else ">", flush=True)
-    if guess == secret:
-        sys.exit(0)
-sys.exit(1)
-"""
-BISECT_PY = """
-low, high = 0, 1000
-while True:
-    guess = (low + high) // 2
-    print(guess, flush=True)
-    answer = input()
-    if answer == "=": break
-    if answer == "<": high = guess
-    else: low = guess + 1
-"""
-# input() flushes, reading the stream does not.
-NO_FLUSH = "import sys\nprint(500)\nsys.stdin.readline()"
-BISECT_CPP = """
-#include <iostream>
-#include <string>
-int main() {
-    for (int low = 0, high = 1000;;) {
-        int guess = (low + high) / 2; std::cout << guess << std::endl;
-        std::string answer; if (!(std::cin >> answer) || answer == "=") return 0;
-        if (answer == "<") high = guess; else low = guess + 1;
-    }
-}
-"""
-SPY = """
-import os, sys
-for pid in range(os.getpid() - 20, os.getpid() + 20):
-    if pid != os.getpid():
-        try: print(int(open(f"/proc/{pid}/fd/4").read()), flush=True); break
-        except OSError: pass
-else:
-    print(5000, flush=True)
-    while sys.stdin.readline(): print(5000, flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("language", "source", "verdict"),
+    ("source", "expected", "checker", "verdict"),
     [
-        ("python", BISECT_PY, Verdict.OK),
-        ("cpp", BISECT_CPP, Verdict.OK),
-        (
-            "python",
-            "import sys\nfor i in range(10): print(i, flush=True) or sys.stdin.readline()",
-            Verdict.WRONG_ANSWER,
-        ),
-        ("python", "1/0", Verdict.RUNTIME_ERROR),
-        ("python", NO_FLUSH, Verdict.TIME_LIMIT),
-        ("python", "while True: pass", Verdict.TIME_LIMIT),
-        ("python", SPY, Verdict.WRONG_ANSWER),
+        (HUGE_FLOAT, "1.5", "floats", Verdict.WRONG_ANSWER),
+        (RETURNS_HUGE, HUGE_EXPECTED, "tokens", Verdict.OK),
+        (RETURNS_HUGE, HUGE_EXPECTED[:-1] + "1", "tokens", Verdict.WRONG_ANSWER),
     ],
-    ids=["bisect", "bisect-cpp", "out-of-guesses", "crash", "no-flush", "spin", "spy"],
+    ids=["no-float", "no-int", "no-int-and-wrong"],
 )
-def test_interactive_problem(bench, language, source, verdict):
-    checker = Checker(kind="interactive", program=Program(language="python", source=GUESS))
-    limits = Limits(cpu_s=0.5)
-    result = bench.judge(
-        request(source, [("", "617")], language=language, checker=checker, limits=limits)
-    )
+def test_huge_integers_are_judged(bench, source, expected, checker, verdict):
+    result = bench.judge(request(source, [("[1]", expected)], function_name="f", checker=checker))
     assert result.verdict is verdict, result.detail
 
 
-# Faults of the machine
+# Long outputs
+
+FLOOD = "import os\nrest = b'1' * (1 << 20)\nwhile rest: rest = rest[os.write(1, rest):]"
+
+
+def test_a_long_output_is_compared_outside_the_event_loop(bench, monkeypatch):
+    threads = []
+    compare = execute._compare_now
+
+    def record(*parts):
+        threads.append(threading.get_ident())
+        return compare(*parts)
+
+    monkeypatch.setattr(execute, "_compare_now", record)
+    assert bench.judge(request(FLOOD)).verdict is Verdict.WRONG_ANSWER
+    assert bench.call(threading.get_ident) not in threads
+    assert len(threads) == 1
+
+
+def test_a_deadline_holds_while_outputs_are_compared(bench, monkeypatch):
+    may_end = threading.Event()
+    monkeypatch.setattr(execute, "_compare_now", lambda *_: may_end.wait(60))
+    try:
+        result = bench.judge(request(FLOOD, deadline_s=3))
+        assert result.verdict is Verdict.INFRASTRUCTURE
+        assert "deadline of 3 s passed" in result.detail
+        assert not may_end.is_set()
+    finally:
+        may_end.set()
+
+
+# A signal that is not what it says
+
+
+@pytest.mark.parametrize("source", ["import os, signal\nos.kill(os.getpid(), signal.SIGXCPU)"])
+def test_a_self_made_time_limit_is_a_crash_and_wastes_no_second_run(bench, source):
+    result = bench.judge(request(source))
+    assert (result.verdict, result.num_reruns) == (Verdict.RUNTIME_ERROR, 0)
+    assert "SIGXCPU" in result.detail
+
+
+# Faults of the judge itself, and of the machine
+
+
+def test_a_fault_of_the_judge_is_no_verdict_and_is_counted(bench, monkeypatch, caplog):
+    def fails(*_):
+        raise ZeroDivisionError("in the judge")
+
+    monkeypatch.setattr(execute, "_compare_now", fails)
+    before = bench.service.judge.num_internal_errors
+    result = bench.judge(request("print('wrong')"))
+    assert result.verdict is Verdict.INFRASTRUCTURE
+    assert "ZeroDivisionError: in the judge" in result.detail
+    assert result.num_tests == 1
+    assert bench.service.judge.num_internal_errors == before + 1
+    assert "Traceback" in caplog.text
+    monkeypatch.undo()
+    assert bench.judge(request("print('safe')")).verdict is Verdict.OK
 
 
 def test_killed_launcher_costs_nobody_a_verdict(bench):
@@ -266,8 +235,9 @@ def test_killed_launcher_costs_nobody_a_verdict(bench):
 
 
 def test_deadline_is_no_verdict_and_frees_the_slot(bench):
-    result = bench.judge(request("while True: pass", deadline_s=0.5))
+    result = bench.judge(request("while True: pass", SUMS, num_tests=5, deadline_s=0.5))
     assert result.verdict is Verdict.INFRASTRUCTURE
+    assert result.num_tests == len(result.test_ids) == 5
     assert "deadline" in result.detail
     begin = time.monotonic()
     assert bench.judge(request("print('safe')")).verdict is Verdict.OK

@@ -77,6 +77,30 @@ def test_slots_go_in_order_of_arrival_and_begun_work_goes_first(make_pool):
     assert asyncio.run(main()) == ["begun", "a", "b", "c"]
 
 
+def test_begun_work_goes_in_order_too_and_never_starves_the_new(make_pool):
+    async def main():
+        pool, order = make_pool(2), []
+
+        async def job(name, **how):
+            async with pool.slot(**how):
+                order.append(name)
+                await asyncio.sleep(0)
+
+        async with pool.slot(), pool.slot():
+            jobs = [asyncio.create_task(job(f"new {i}")) for i in range(2)]
+            kinds = ["first", "exclusive", "first", "first", "first", "first"]
+            for i, kind in enumerate(kinds):
+                jobs.append(asyncio.create_task(job(f"begun {i}", **{kind: True})))
+                await asyncio.sleep(0)
+        await asyncio.gather(*jobs)
+        return order
+
+    order = asyncio.run(main())
+    assert [name for name in order if name.startswith("begun")] == [f"begun {i}" for i in range(6)]
+    assert order.index("new 0") == 2  # after as many as there are slots
+    assert order.index("new 1") == 5
+
+
 def test_exclusive_work_runs_alone_and_nobody_waits_for_ever(make_pool):
     async def main():
         pool, running, seen = make_pool(3), 0, []
@@ -117,26 +141,16 @@ def test_cancelled_waiters_lose_no_slot(make_pool):
 
 
 def test_a_full_queue_turns_away_and_says_for_how_long(make_pool):
-    async def main():
-        pool = make_pool(1, max_queue=2)
-
-        async def job():
-            async with pool.slot():
+    pool = make_pool(1, max_queue=2)
+    with pool.admission(), pool.admission():
+        with pool.admission():  # one runs and two wait, whatever they wait for
+            assert pool.num_unfinished == 3
+            with pytest.raises(OverloadedError) as refusal, pool.admission():
                 pass
-
-        async with pool.slot():
-            jobs = []
-            for _ in range(2):
-                pool.admit()
-                jobs.append(asyncio.create_task(job()))
-                await asyncio.sleep(0)
-            with pytest.raises(OverloadedError) as refusal:
-                pool.admit()
-        await asyncio.gather(*jobs)
-        pool.admit()
-        return refusal.value.retry_after_s
-
-    assert asyncio.run(main()) >= 1
+        with pool.admission():
+            pass
+    assert pool.num_unfinished == 0
+    assert refusal.value.retry_after_s >= 1
 
 
 def test_dead_launchers_are_replaced_and_the_work_done_again(make_pool):

@@ -15,7 +15,7 @@ import pytest
 from tests.sandbox.conftest import request
 from verifier_sandbox.jail.files import SealedFile
 from verifier_sandbox.jail.wire import Compare, Profile, Span, TestSpans
-from verifier_sandbox.judge.execute import program_limits
+from verifier_sandbox.judge.job import program_limits
 from verifier_sandbox.protocol import Limits, Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.sandbox]

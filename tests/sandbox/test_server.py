@@ -24,9 +24,12 @@ START_S = 120
 SPIN = "while True: pass"
 
 
+MODULE = ("-m", "verifier_sandbox")
+
+
 @contextmanager
-def serving(path, *options):
-    command = [sys.executable, "-m", "verifier_sandbox", "serve", "--socket", str(path), *options]
+def serving(path, *options, entry=MODULE):
+    command = [sys.executable, *entry, "serve", "--socket", str(path), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     http = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=60)
     try:
@@ -91,6 +94,14 @@ def test_wire(tmp_path):
         assert answer.json()["per_test"][0]["cpu_ms"] > 0
         for body in (b"{}", b"not json", b'{"language": "cobol"}'):
             assert http.post("http://verifier/v1/judge", content=body).status_code == 422
+        huge = post(
+            http,
+            source="def f(x): return 10**400",
+            tests=[("[1]", "1.5")],
+            function_name="f",
+            checker="floats",
+        )
+        assert (huge.status_code, huge.json()["verdict"]) == (200, "wrong_answer")
         bad = post(http, source="x", tests=[("no json", "1")], function_name="f")
         assert (bad.status_code, "JSON" in bad.json()["detail"]) == (422, True)
         body = json.dumps({"reference": "1/2", "response": r"so \boxed{0.5}"})
@@ -105,6 +116,41 @@ def test_wire(tmp_path):
         next(line for line in log.splitlines() if "judged" in line).split(" ", 4)[4]
     )
     assert (record["verdict"], record["problem_id"]) == ("ok", "problem")
+
+
+# As a program does that has a command line of its own around this one.
+_QUIET = """
+import logging
+logging.basicConfig(level=logging.WARNING)
+from verifier_sandbox.cli import app
+app()
+"""
+
+
+def test_the_log_is_written_whatever_log_the_program_around_keeps(tmp_path):
+    with serving(tmp_path / "s.sock", "--num-slots", "1", entry=("-c", _QUIET)) as (process, http):
+        assert post(http, source="print('safe')").json()["verdict"] == "ok"
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        log = process.stderr.read()
+    assert log.count("isolation: ") == 1
+    assert log.count('"event": "judged"') == 1
+
+
+def test_duplicates_that_wait_for_one_compilation_count_as_waiting(tmp_path):
+    source = '#include <bits/stdc++.h>\nint main() { puts("safe"); }'
+    body = request(source, language="cpp").model_dump_json()
+    path = tmp_path / "s.sock"
+
+    async def ask_all():
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, timeout=120) as http:
+            jobs = [http.post("http://verifier/v1/judge", content=body) for _ in range(10)]
+            return [answer.status_code for answer in await asyncio.gather(*jobs)]
+
+    with serving(path, "--num-slots", "1", "--max-queue", "2"):
+        statuses = asyncio.run(ask_all())
+    assert sorted(statuses) == [200] * 3 + [429] * 7
 
 
 def test_only_its_owner_can_connect_to_the_socket(tmp_path):

@@ -20,6 +20,7 @@ from pathlib import Path
 CACHE_VARIABLE = "VERIFIER_CACHE_DIR"
 BASE_FLAGS = ("-std=c++20", "-O2", "-DONLINE_JUDGE", "-w")
 _SOURCES = ("launcher.c", "confine.c", "supervise.c", "run.c", "jail.h", "wire.h")
+_STARTUP = "startup.c"  # linked into every submission
 _BUILD_TIMEOUT_S = 300
 # Tried in this order. gold links a static binary in half the time that ld.bfd takes.
 _LINKAGES = (("-static", "-s", "-fuse-ld=gold"), ("-static", "-s"), ("-s",))
@@ -37,7 +38,7 @@ class Toolchain:
     version: str
     link_flags: tuple[str, ...]
     header_directory: Path
-    """Holds `bits/stdc++.h.gch`; searched before the compiler's own directories."""
+    """Holds `bits/stdc++.h.gch`; searched before the compiler's own directories. And startup.o."""
 
     @property
     def is_static(self) -> bool:
@@ -45,7 +46,8 @@ class Toolchain:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return (*BASE_FLAGS, f"-I{self.header_directory}", *self.link_flags)
+        startup = str(self.header_directory / "startup.o")
+        return (*BASE_FLAGS, f"-I{self.header_directory}", *self.link_flags, startup)
 
     @property
     def identity(self) -> str:
@@ -105,13 +107,14 @@ def build_launcher() -> Path:
 
 
 def find_toolchain() -> Toolchain:
-    """The C++ compiler with its precompiled header, built now if it was not yet.
+    """The C++ compiler with its precompiled header and startup.o, built now if they were not yet.
 
     Raises BuildError if there is none that knows C++20.
     """
     compiler = _find_compiler("g++")
     version = _version(compiler)
-    digest = hashlib.sha256("\0".join((version, *BASE_FLAGS)).encode()).hexdigest()[:16]
+    startup = Path(__file__).parent / _STARTUP
+    digest = hashlib.sha256("\0".join((version, *BASE_FLAGS, startup.read_text())).encode())
 
     def make(target: Path) -> None:
         (target / "bits").mkdir(parents=True)
@@ -122,8 +125,12 @@ def find_toolchain() -> Toolchain:
         answer = _compile(command)
         if answer.returncode != 0:
             raise BuildError(f"precompiling bits/stdc++.h failed: {answer.stderr.strip()}")
+        output = str(target / "startup.o")
+        answer = _compile([str(compiler), "-x", "c", "-O2", "-c", str(startup), "-o", output])
+        if answer.returncode != 0:
+            raise BuildError(f"compiling {_STARTUP} failed: {answer.stderr.strip()}")
 
-    headers = _cached(f"headers-{digest}", make)
+    headers = _cached(f"headers-{digest.hexdigest()[:16]}", make)
     return Toolchain(compiler, version, _link_flags(compiler), headers)
 
 

@@ -17,13 +17,16 @@
 enum stage { IDENTITY = 1, DESCRIPTORS, LIMITS, PARENT, NO_NEW_PRIVS, LANDLOCK, SECCOMP, EXEC, CLONE,
              ZYGOTE };
 
-static const uint64_t GIB = 1 << 30;
+static const uint64_t ADDRESS_SPACE_BYTES = 4ULL << 30;
 static char child_stack[64 << 10] __attribute__((aligned(16)));
 static char *program_argv[] = {"solution", NULL};
-static char *program_environment[] = {"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/", NULL};
+/* LANG=C is the one locale that a static program can load, as std::locale("") does. Every arena of
+ * malloc reserves 64 MiB of address space, and the default is eight a core. */
+static char *program_environment[] = {"PATH=/usr/bin:/bin", "LANG=C", "HOME=/",
+                                      "MALLOC_ARENA_MAX=8", NULL};
 static char *python_environment[] = {"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/",
-                                     "PYTHONHASHSEED=0",   "OMP_NUM_THREADS=1",
-                                     "OPENBLAS_NUM_THREADS=1", NULL};
+                                     "MALLOC_ARENA_MAX=8", "PYTHONHASHSEED=0",
+                                     "OMP_NUM_THREADS=1",  "OPENBLAS_NUM_THREADS=1", NULL};
 
 struct launch {
     struct child *child;
@@ -31,8 +34,13 @@ struct launch {
     int is_zygote, zygote_socket;
 };
 
+static rlim_t smaller(uint64_t value, rlim_t highest)
+{
+    return value < highest ? value : highest;
+}
+
 /* Limits only ever go down: a container may have set lower ones. */
-int set_limit(int resource, uint64_t value)
+int set_limits(int resource, uint64_t soft, uint64_t hard)
 {
     static rlim_t highest[RLIM_NLIMITS];
     struct rlimit limit;
@@ -41,25 +49,39 @@ int set_limit(int resource, uint64_t value)
             return -1;
         highest[resource] = limit.rlim_max;
     }
-    limit.rlim_cur = limit.rlim_max = value < highest[resource] ? value : highest[resource];
+    limit.rlim_cur = smaller(soft, highest[resource]);
+    limit.rlim_max = smaller(hard, highest[resource]);
     return setrlimit(resource, &limit);
 }
 
+int set_limit(int resource, uint64_t value)
+{
+    return set_limits(resource, value, value);
+}
+
+/* The kernel counts tasks per user id. Every program may have its threads, whatever others under
+ * the same id do: a submission that could starve its interactor would choose its own verdict. */
+static uint64_t max_tasks(const struct child *child)
+{
+    int is_helper = child->aux_fd[0] >= 0;
+    return (1 + is_helper) * MAX_THREADS;
+}
+
 /* Backstops only: the exact limits are the process's CPU clock and its resident memory.
- * RLIMIT_STACK, which the launcher set on itself, is also the default size of a thread's stack,
- * hence gigabytes of address space. */
-static int set_limits(const struct launch *launch)
+ * RLIMIT_STACK, which the launcher set on itself, is low when the C library reads it to size the
+ * stacks of threads; startup.c and the zygote then raise it for the main thread. */
+static int limit_resources(const struct launch *launch)
 {
     const struct program *limits = launch->is_zygote ? NULL : launch->child->limits;
     int compiling = launch->profile == COMPILER;
-    uint64_t space = compiling ? limits->memory_bytes : launch->profile == PYTHON ? 4 * GIB : 3 * GIB;
-    if (limits && !compiling && limits->memory_bytes > space / 2)
-        space = 2 * limits->memory_bytes;
-    uint64_t processes = 64;
+    uint64_t space = compiling ? limits->memory_bytes : ADDRESS_SPACE_BYTES;
     if (set_limit(RLIMIT_AS, space) || set_limit(RLIMIT_NOFILE, EXECUTABLE_FD))
         return -1;
-    /* The kernel counts processes per uid, everyone's: only an identity of our own can be capped. */
-    if (jail.uid >= 0 && set_limit(RLIMIT_NPROC, processes))
+    if (compiling && set_limit(RLIMIT_STACK, MAX_STACK_BYTES))
+        return -1;
+    /* Only an identity of our own can be capped: the other is shared with the whole machine. */
+    uint64_t tasks = launch->is_zygote ? 3 * MAX_THREADS : max_tasks(launch->child);
+    if (jail.uid >= 0 && set_limit(RLIMIT_NPROC, tasks))
         return -1;
     if (!limits)
         return 0;
@@ -128,7 +150,7 @@ static enum stage confine(const struct launch *launch)
     int first = launch->is_zygote ? 5 : 3 + (launch->child->aux_fd[0] >= 0 ? NUM_AUX : 0);
     if (syscall(SYS_close_range, first, ~0U, CLOSE_RANGE_CLOEXEC) < 0 && errno != ENOSYS)
         return DESCRIPTORS;
-    if (set_limits(launch))
+    if (limit_resources(launch))
         return LIMITS;
     if (become_slot_user() || drop_capabilities())
         return IDENTITY;
@@ -166,6 +188,16 @@ static int child_main(void *argument)
     _exit(127);
 }
 
+/* Whether exec failed for what is in the binary: a foreign interpreter, absurd segments. The
+ * submission wrote that. Full tables of the kernel are the machine's. */
+static int is_fault_of_program(const struct launch *launch)
+{
+    const struct child *child = launch->child;
+    int is_program = !launch->is_zygote && launch->profile != COMPILER;
+    return is_program && child->failed_stage == EXEC && child->failed_errno != EAGAIN &&
+           child->failed_errno != ENFILE;
+}
+
 static int clone_child(struct launch *launch)
 {
     struct child *child = launch->child;
@@ -183,6 +215,8 @@ static int clone_child(struct launch *launch)
         close(child->pidfd);
         child->pidfd = -1;
         fail_start(child, child->failed_stage, child->failed_errno);
+        if (is_fault_of_program(launch))
+            child->result->outcome = EXEC_FAILED;
         return 0;
     }
     return child->live = 1;
@@ -242,7 +276,8 @@ int start_zygote(void)
 int start_by_zygote(struct child *child, uint32_t id)
 {
     struct zygote_run run = {id, child->limits->cpu_ns / 1000000000 * 3 / 2 + 3,
-                             child->limits->output_bytes + 1};
+                             child->limits->output_bytes + 1,
+                             jail.uid >= 0 ? max_tasks(child) : 0};
     int fds[3 + NUM_AUX] = {child->program_fd, child->stdin_fd, child->stdout_fd,
                             child->aux_fd[0], child->aux_fd[1]};
     int num_fds = child->aux_fd[0] >= 0 ? 5 : 3;

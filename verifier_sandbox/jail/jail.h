@@ -32,6 +32,9 @@ enum {
     EXECUTABLE_FD = 63,   /* as in policies.py: above a child's RLIMIT_NOFILE */
     MAX_INSTRUCTIONS = 4096,
     OWN_PID = 0x7F0D1E57, /* as in bpf.py */
+    MAX_THREADS = 128,    /* of one program */
+    THREAD_STACK_BYTES = 8 << 20, /* what C libraries give a thread unless a program asks */
+    MAX_STACK_BYTES = 256 << 20,  /* what the main thread may grow to */
 };
 
 struct profile_state {
@@ -68,7 +71,8 @@ int move_up(int fd);
 void die(const char *what) __attribute__((noreturn));
 
 /* confine.c */
-int set_limit(int resource, uint64_t value);
+int set_limits(int resource, uint64_t soft, uint64_t hard);
+int set_limit(int resource, uint64_t value); /* soft and hard */
 int start_child(struct child *child); /* false: its result says why */
 int start_zygote(void);
 void stop_zygote(void);
@@ -76,6 +80,7 @@ int start_by_zygote(struct child *child, uint32_t id);
 
 /* supervise.c: returns when every child has ended and been reaped. */
 void supervise(struct child *children, int num_children);
+void await_start(struct child *children, int num_children, const struct child *child);
 void fail_start(struct child *child, int stage, int error);
 
 /* run.c */

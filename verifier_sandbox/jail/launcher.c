@@ -56,8 +56,8 @@ static void configure(int argc, char **argv)
     if (chdir("/") < 0)
         die("chdir");
     /* Inherited by every child. */
-    if (set_limit(RLIMIT_STACK, 256 << 20) || set_limit(RLIMIT_CORE, 0) ||
-        set_limit(RLIMIT_MEMLOCK, 0) || set_limit(RLIMIT_MSGQUEUE, 0))
+    if (set_limits(RLIMIT_STACK, THREAD_STACK_BYTES, MAX_STACK_BYTES) ||
+        set_limit(RLIMIT_CORE, 0) || set_limit(RLIMIT_MEMLOCK, 0) || set_limit(RLIMIT_MSGQUEUE, 0))
         die("limits");
     if (jail.uid >= 0 && (syscall(SYS_setgroups, 0, NULL) ||
                           syscall(SYS_setresgid, jail.uid, jail.uid, jail.uid)))

@@ -18,8 +18,10 @@ from verifier_sandbox.jail.syscalls import SYSCALLS
 EXECUTABLE_FD = 63
 
 _AT_EMPTY_PATH = 0x1000
-_MAP_TYPE, _MAP_PRIVATE = 0x0F, 0x02
+_MAP_TYPE, _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS = 0x0F, 0x01, 0x02, 0x20
+_PROT_READ = 0x1
 _CLONE_THREAD_FLAGS = 0x00010900  # CLONE_VM | CLONE_SIGHAND | CLONE_THREAD
+_CLONE_VFORK = 0x00004000
 _CLONE_NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
 _TCGETS, _FIOCLEX, _FIONCLEX, _FIONBIO, _TIOCGWINSZ = 0x5401, 0x5451, 0x5450, 0x5421, 0x5413
 _F_GETFD, _F_SETFD, _F_GETFL, _F_DUPFD_CLOEXEC = 1, 2, 3, 1030
@@ -43,7 +45,9 @@ def _argument_in(index: int, *values: int) -> Conditional:
     return _when(*[[Check(index, value)] for value in values])
 
 
-_ONLY_THREADS = _when([Check(0, _CLONE_THREAD_FLAGS, mask=_CLONE_THREAD_FLAGS | _CLONE_NAMESPACES)])
+# CLONE_VFORK suspends the caller as if it waited for a disk: it would never count as idle.
+_CLONE_CHECKED = _CLONE_THREAD_FLAGS | _CLONE_VFORK | _CLONE_NAMESPACES
+_ONLY_THREADS = _when([Check(0, _CLONE_THREAD_FLAGS, mask=_CLONE_CHECKED)])
 
 
 def _own_signals(signal_argument: int) -> Conditional:
@@ -56,6 +60,7 @@ def _own_signals(signal_argument: int) -> Conditional:
 _COMPUTE = (
     Rule("read readv pread64 write writev pwrite64 lseek", "standard input and output"),
     Rule("close dup dup2", "no more than RLIMIT_NOFILE of them"),
+    Rule("fstat", "the size of the input; newfstatat could ask for any name, which we cannot see"),
     Rule("ioctl", "isatty(), asked by every C library", _argument_in(1, _TCGETS)),
     Rule("fcntl", "descriptor flags", _argument_in(1, _F_GETFD, _F_SETFD, _F_GETFL)),
     Rule("poll ppoll select pselect6 pause", "waiting; the idle limit bounds it"),
@@ -63,8 +68,12 @@ _COMPUTE = (
     Rule("brk munmap mremap mprotect madvise", "the heap; RSS and RLIMIT_AS bound it"),
     Rule(
         "mmap",
-        "private memory only: shared pages escape the accounting of data",
-        _when([Check(3, _MAP_PRIVATE, mask=_MAP_TYPE)]),
+        "private memory, or the pages of a file that is there already, as fast readers map their "
+        "input; new shared pages would escape the accounting",
+        _when(
+            [Check(3, _MAP_PRIVATE, mask=_MAP_TYPE)],
+            [Check(3, _MAP_SHARED, mask=_MAP_TYPE | _MAP_ANONYMOUS), Check(2, _PROT_READ)],
+        ),
     ),
     Rule("clone", "threads of this process, never a new process", _ONLY_THREADS),
     Rule(
@@ -81,7 +90,7 @@ _COMPUTE = (
     Rule("getrlimit sched_getaffinity getcpu sysinfo uname getrandom", "reading the machine"),
     Rule(
         "prlimit64",
-        "reading limits; setting one's own stack below the hard limit, as deep recursions do",
+        "reading limits; setting one's own stack up to the hard limit, as deep recursions do",
         _when([Check(2, 0, wide=True)], [Check(0, 0), Check(1, _RLIMIT_STACK)]),
     ),
     Rule("restart_syscall exit exit_group", "going on and ending"),
@@ -94,7 +103,7 @@ _COMPUTE = (
 
 _READ_FILES = (
     Rule("openat open", "libraries and modules; Landlock decides which"),
-    Rule("fstat stat lstat newfstatat statx getdents64", "reading them"),
+    Rule("stat lstat newfstatat statx getdents64", "reading them"),
     Rule("getppid getuid geteuid getgid getegid", "libraries look at it; it tells nothing"),
     Rule("readlink readlinkat access faccessat faccessat2 getcwd", "path searches"),
     Rule("fadvise64 statfs fstatfs", "hints and sizes asked by file readers"),

@@ -4,7 +4,7 @@
 
 #include <dirent.h>
 
-enum { TICK_MS = 5, START_BOUND_S = 30, MAX_THREADS = 128 };
+enum { TICK_MS = 5, START_BOUND_S = 30 };
 
 int64_t now_ns(void)
 {
@@ -31,25 +31,47 @@ static int read_text(const char *path, char *text, int size)
 }
 
 struct usage {
+    char state;
     uint64_t resident_bytes;
     long num_threads;
 };
 
-static struct usage usage_of(pid_t pid)
+/* From a `stat` file of /proc. Fields 3, 20 and 24; the name in field 2 may hold blanks and
+ * parentheses. */
+static struct usage read_usage(const char *path)
 {
-    char path[64], text[512];
-    struct usage usage = {0, 0};
+    char text[512];
+    struct usage usage = {'?', 0, 0};
     long pages = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    /* Fields 20 and 24; the name in field 2 may hold blanks and parentheses. */
     char *fields = read_text(path, text, sizeof text) ? strrchr(text, ')') : NULL;
-    if (fields && sscanf(fields, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d "
-                                 "%*d %ld %*d %*u %*u %ld", &usage.num_threads, &pages) == 2)
+    if (fields && sscanf(fields, ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d "
+                                 "%*d %ld %*d %*u %*u %ld", &usage.state, &usage.num_threads,
+                         &pages) == 3)
         usage.resident_bytes = pages * (uint64_t)getpagesize();
     return usage;
 }
 
-/* Time that the process's threads stood ready and got no core. */
+static struct usage usage_of(pid_t pid)
+{
+    char path[320];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    struct usage usage = read_usage(path);
+    if (usage.state != 'Z' || usage.num_threads < 2)
+        return usage;
+    /* Its main thread has ended and shows no memory any more; the others do. */
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *tasks = opendir(path);
+    for (struct dirent *task; tasks && !usage.resident_bytes && (task = readdir(tasks));) {
+        snprintf(path, sizeof path, "/proc/%d/task/%s/stat", pid, task->d_name);
+        usage.resident_bytes = read_usage(path).resident_bytes;
+    }
+    if (tasks)
+        closedir(tasks);
+    return usage;
+}
+
+/* Time that the process's threads stood ready and got no core, added up: more than has passed,
+ * where several queue at once. */
 static uint64_t run_queue_wait_ns(pid_t pid)
 {
     char path[320], text[128];
@@ -112,12 +134,19 @@ void fail_start(struct child *child, int stage, int error)
     child->result->code = error;
 }
 
+struct slept {
+    uint64_t looked_at_ns, seen_ns;
+};
+
 /* Of a crossed pair one rightly waits while the other computes, or queues for a core: only time in
- * which neither did counts as idle. */
-static void check_idle(struct child *children, int num_children)
+ * which neither did counts as idle. Threads that once queued by the dozen have waiting times enough
+ * to sleep on for minutes, so sleep is also counted as it is seen. */
+static void check_idle(struct child *children, int num_children, struct slept *slept)
 {
     const struct program *limits = children[0].limits;
-    uint64_t wall = now_ns() - children[0].started_ns, busy = 0;
+    uint64_t now = now_ns(), wall = now - children[0].started_ns, busy = 0;
+    uint64_t unseen = now - slept->looked_at_ns, two_ticks = 2 * TICK_MS * 1000000ULL;
+    slept->looked_at_ns = now;
     for (int i = 0; i < num_children; i++) {
         if (children[i].live && !children[i].pid)
             return; /* still being started */
@@ -133,7 +162,10 @@ static void check_idle(struct child *children, int num_children)
         }
         busy += children[i].result->wait_ns;
     }
-    int why = !ready && wall > busy + limits->idle_ns ? IDLE_LIMIT : WALL_LIMIT;
+    if (!ready) /* of a long time without a look we know nothing: we may have had no core */
+        slept->seen_ns += unseen < two_ticks ? unseen : two_ticks;
+    int is_idle = wall > busy + limits->idle_ns || slept->seen_ns > limits->idle_ns;
+    int why = !ready && is_idle ? IDLE_LIMIT : WALL_LIMIT;
     for (int i = 0; i < num_children; i++)
         if (children[i].live && (why == IDLE_LIMIT || wall > limits->wall_ns))
             kill_child(&children[i], why);
@@ -264,9 +296,22 @@ static void read_zygote(struct child *children, int num_children)
 static int any_failed_to_start(const struct child *children, int num_children)
 {
     for (int i = 0; i < num_children; i++)
-        if (children[i].result->outcome == START_FAILED)
+        if (children[i].result->outcome == START_FAILED ||
+            children[i].result->outcome == EXEC_FAILED)
             return 1;
     return 0;
+}
+
+/* Returns once the zygote has forked the child, or could not. */
+void await_start(struct child *children, int num_children, const struct child *child)
+{
+    while (child->live && !child->pid) {
+        struct pollfd zygote = {jail.zygote_fd, POLLIN, 0};
+        if (poll(&zygote, 1, START_BOUND_S * 1000) == 1)
+            read_zygote(children, num_children);
+        else
+            lose_zygote(children, num_children);
+    }
 }
 
 static int num_live(const struct child *children, int num_children)
@@ -279,6 +324,7 @@ static int num_live(const struct child *children, int num_children)
 
 void supervise(struct child *children, int num_children)
 {
+    struct slept slept = {0, 0};
     while (num_live(children, num_children)) {
         struct pollfd fds[MAX_PROGRAMS + 2];
         int by_zygote = 0;
@@ -307,6 +353,6 @@ void supervise(struct child *children, int num_children)
                 check_limits(&children[i]);
         }
         if (children[0].limits->profile != COMPILER)
-            check_idle(children, num_children);
+            check_idle(children, num_children, &slept);
     }
 }

@@ -24,6 +24,7 @@ enum outcome {
     START_FAILED, /* code: errno, stage: where */
     CANCELLED,
     THREAD_LIMIT,
+    EXEC_FAILED,  /* code: errno; the kernel refused the binary itself */
 };
 
 struct program {
@@ -64,7 +65,7 @@ struct reply {
 /* Launcher and zygote. A run carries the source, stdin, stdout and any aux descriptors. */
 struct zygote_run {
     uint32_t id, cpu_s;
-    uint64_t output_bytes;
+    uint64_t output_bytes, max_tasks; /* max_tasks 0: no limit */
 };
 
 enum zygote_event_kind { ZYGOTE_READY = 1, ZYGOTE_STARTED, ZYGOTE_EXITED, ZYGOTE_FAILED };

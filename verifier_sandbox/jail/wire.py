@@ -51,6 +51,7 @@ class Outcome(IntEnum):
     START_FAILED = 8
     CANCELLED = 9
     THREAD_LIMIT = 10
+    EXEC_FAILED = 11
 
 
 @dataclass(frozen=True)

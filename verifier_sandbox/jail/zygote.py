@@ -1,14 +1,15 @@
 """The Python zygote: a warm interpreter that forks once per test.
 
 It runs under the system's interpreter as `python -c`, with nothing of ours importable, so it needs
-the standard library alone and Python 3.8. It holds no test data: a submission sees this module's
-frames, but the only thing in them is its own input. The wire is `wire.h`.
+the standard library alone and Python 3.9. It holds no test data: a submission sees this module,
+but the only thing in it is its own input. The wire is `wire.h`.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import ctypes
 import gc
 import io
@@ -27,7 +28,7 @@ READY, STARTED, EXITED, FAILED = 1, 2, 3, 4
 OWN_PID = b"\x57\x1e\x0d\x7f"
 LANDLOCK_RESTRICT_SELF = 446
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 1, 4, 22, 2
-RUN = struct.Struct("<IIQ")
+RUN = struct.Struct("<IIQQ")
 EVENT = struct.Struct("<IIiiQQ")
 WARM_MODULES = (
     "array bisect collections copy datetime decimal fractions functools heapq inspect io itertools "
@@ -42,12 +43,17 @@ class Program(ctypes.Structure):
 libc = ctypes.PyDLL(None, use_errno=True)
 ZYGOTE_PID = os.getpid()
 ZYGOTE_MODULE = sys.modules[__name__]  # stays alive when a submission takes the name __main__
+set_any_limit = resource.setrlimit
+leave = os._exit
+flush_c_library = libc.fflush  # looked up once, not in every child
 
 
-def confine(filter_code: bytes, cpu_s: int, output_bytes: int) -> None:
+def confine(filter_code: bytes, cpu_s: int, output_bytes: int, max_tasks: int) -> None:
     """What the launcher does for C++ programs between clone and exec, less what we inherit."""
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (output_bytes, output_bytes))
+    set_any_limit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    set_any_limit(resource.RLIMIT_FSIZE, (output_bytes, output_bytes))
+    if max_tasks:
+        set_any_limit(resource.RLIMIT_NPROC, (max_tasks, max_tasks))
     pid = os.getpid()
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != ZYGOTE_PID:
         raise OSError(ctypes.get_errno(), "PDEATHSIG")
@@ -82,52 +88,115 @@ def fresh_streams() -> None:
     """The zygote's own streams remember facts about the files that were there before."""
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         raw = io.FileIO(fd, mode, closefd=False)
+        raw.name = f"<{name}>"
         buffered = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
         errors = "backslashreplace" if fd == 2 else "surrogateescape"
         stream = io.TextIOWrapper(buffered, "utf-8", errors, line_buffering=fd == 2)
+        stream.mode = mode  # type: ignore[misc]
         setattr(sys, name, stream)
         setattr(sys, "__" + name + "__", stream)
 
 
+def set_limit(number: int, limits: tuple[int, int]) -> None:
+    """`resource.setrlimit`, but a stack beyond the hard limit becomes the largest there is.
+
+    Programs ask for an endless one before they recurse, and do not expect to be refused.
+    """
+    if number == resource.RLIMIT_STACK:
+        hard = resource.getrlimit(number)[1]
+        soft, new_hard = (limit if 0 <= limit < hard else hard for limit in limits)
+        limits = (soft, new_hard)
+    set_any_limit(number, limits)
+
+
 def execute(source: bytes) -> int:
     """Runs the source as `__main__` and returns the exit status that an interpreter would."""
-    main_module = types.ModuleType("__main__")
-    main_module.__dict__["__builtins__"] = builtins
-    sys.modules["__main__"] = main_module
-    status = 0
+    module = types.ModuleType("__main__")
+    namespace = module.__dict__
+    namespace.update(__builtins__=builtins, __file__="solution.py", __cached__=None)
+    sys.modules["__main__"] = module
+    del module
+    # Until 3.11 calls of C functions counted as well, here exec.
+    ours = depth_of_caller() + (sys.version_info < (3, 12))
+    sys.setrecursionlimit(sys.getrecursionlimit() + ours)
     try:
-        exec(compile(source, "solution.py", "exec", dont_inherit=True), main_module.__dict__)
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), namespace)
     except SystemExit as stop:
-        status = exit_status(stop.code)
+        return exit_status(stop)
     except BaseException:  # whatever a submission raises is its own failure, not ours
-        sys.excepthook(*sys.exc_info())
-        status = 1
+        return report_exception()
+    return 0
+
+
+def depth_of_caller() -> int:
+    """How many frames of ours count against the submission's recursion limit."""
+    frame, depth = sys._getframe(1), 0
+    while frame:
+        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+    return depth
+
+
+def report_exception() -> int:
+    """The excepthook prints the exception being handled, or decides the status by exiting."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-    except BaseException:  # an exit handler of the submission failed: Python ignores that too
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    except SystemExit as stop:
+        return exit_status(stop)
+    except BaseException:  # a broken hook of the submission's: nothing is printed
         pass
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        status = status or 120
-    return status
+    return 1
 
 
-def exit_status(code: object) -> int:
-    if code is None:
+def exit_status(stop: SystemExit) -> int:
+    if stop.code is None:
         return 0
-    return code & 0xFF if isinstance(code, int) else 1
+    if not isinstance(stop.code, int):
+        return 1
+    code = int.__index__(stop.code)  # whatever a subclass makes of its operators
+    return code & 0xFF if abs(code) < 1 << 63 else 0xFF
 
 
-def run_child(
-    control: socket.socket,
-    fds: list[int],
-    filter_code: bytes,
-    run_id: int,
-    cpu_s: int,
-    output_bytes: int,
-) -> None:
+def finish(status: int) -> int:
+    """What an interpreter does between the last statement and the end of the process.
+
+    Threads and exit handlers first, then every object of the submission goes: finalizers may
+    print, and files write what they hold. Returns the exit status.
+    """
+    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):  # a failing handler: an interpreter goes on too
+            step()
+    is_flushed = flush(sys.stdout, sys.stderr)
+    for name in ("stdin", "stdout", "stderr"):  # whatever stood in for them goes as well
+        setattr(sys, name, getattr(sys, f"__{name}__", None))
+    sys.modules.pop("__main__", None)
+    gc.collect()
+    flush(sys.stdout, sys.stderr)
+    flush(*filter(is_writer, gc.get_objects()))  # what other modules still hold
+    flush_c_library(None)
+    return status or (0 if is_flushed else 120)
+
+
+def is_writer(candidate: object) -> bool:
+    return issubclass(type(candidate), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom))
+
+
+def flush(*streams: object) -> bool:
+    """Whether none of them failed."""
+    is_flushed = True
+    for stream in streams:
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()  # type: ignore[attr-defined]
+        except BrokenPipeError:  # the other side of an interaction has left, and needs no more
+            pass
+        except BaseException:  # no room for the output, or a method of the submission's
+            is_flushed = False
+    return is_flushed
+
+
+def become_program(filter_code: bytes, message: bytes, fds: list[int]) -> bytes:
+    """Confines this child of the zygote. Returns the source that it is to run."""
+    run_id, cpu_s, output_bytes, max_tasks = RUN.unpack(message)
     source = read_all(fds[0])
     os.dup2(CONTROL_FD, REPORT_FD)
     # A domain of its own inside ours: no child may look into another, nor into the zygote.
@@ -136,54 +205,59 @@ def run_child(
     try:
         if alone != 0:
             raise OSError(ctypes.get_errno(), "Landlock")
-        confine(filter_code, cpu_s, output_bytes)
+        confine(filter_code, cpu_s, output_bytes, max_tasks)
     except OSError as error:
         report = socket.socket(fileno=REPORT_FD)
         report.send(EVENT.pack(FAILED, run_id, 0, error.errno or 0, 0, 0))
-        os._exit(127)
+        leave(127)
     os.close(REPORT_FD)
-    control.detach()
     fresh_streams()
-    os._exit(execute(source))
+    return source
 
 
-def serve(control: socket.socket, filter_code: bytes) -> None:
+def serve(control: socket.socket, filter_code: bytes) -> bytes:
+    """Forks a child for every run, until the launcher closes the socket.
+
+    Returns in the children alone, each with the source that it is to run: no frame of ours lies
+    below a submission's but the module's own.
+    """
     running: dict[int, tuple[int, int]] = {}  # pidfd -> (run id, pid)
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
         for fd, _ in poll.poll():
-            if fd == CONTROL_FD:
-                message, fds, _, _ = socket.recv_fds(control, RUN.size, 5)
-                if not message:
-                    return
-                start(control, filter_code, message, fds, running, poll)
-            else:
+            if fd != CONTROL_FD:
                 poll.unregister(fd)
                 reap(control, fd, *running.pop(fd))
+                continue
+            message, fds, _, _ = socket.recv_fds(control, RUN.size, 5)
+            if not message:
+                leave(0)
+            run_id = RUN.unpack(message)[0]
+            pid, pidfd = fork(control, run_id)
+            if pid == 0:
+                source = become_program(filter_code, message, fds)
+                control.detach()  # its number is the program's now
+                return source
+            for passed in fds:
+                os.close(passed)
+            if pidfd >= 0:
+                running[pidfd] = (run_id, pid)
+                poll.register(pidfd, select.POLLIN)
 
 
-def start(
-    control: socket.socket,
-    filter_code: bytes,
-    message: bytes,
-    fds: list[int],
-    running: dict[int, tuple[int, int]],
-    poll: select.poll,
-) -> None:
-    run_id, cpu_s, output_bytes = RUN.unpack(message)
-    pid = os.fork()
+def fork(control: socket.socket, run_id: int) -> tuple[int, int]:
+    """The child's pid and pidfd; pid 0 in the child, pidfd -1 where there is none."""
+    try:
+        pid = os.fork()
+    except OSError as error:  # the machine has no room for another process
+        control.send(EVENT.pack(FAILED, run_id, 0, error.errno or 0, 0, 0))
+        return -1, -1
     if pid == 0:
-        try:
-            run_child(control, fds, filter_code, run_id, cpu_s, output_bytes)
-        finally:
-            os._exit(127)
+        return 0, -1
     pidfd = os.pidfd_open(pid)
     socket.send_fds(control, [EVENT.pack(STARTED, run_id, pid, 0, 0, 0)], [pidfd])
-    for fd in fds:
-        os.close(fd)
-    running[pidfd] = (run_id, pid)
-    poll.register(pidfd, select.POLLIN)
+    return pid, pidfd
 
 
 def reap(control: socket.socket, pidfd: int, run_id: int, pid: int) -> None:
@@ -193,9 +267,13 @@ def reap(control: socket.socket, pidfd: int, run_id: int, pid: int) -> None:
     control.send(EVENT.pack(EXITED, run_id, pid, status, cpu_ns, usage.ru_maxrss * 1024))
 
 
-def main() -> None:
+def main() -> bytes:
+    """Serves; returns in children, as `serve` does."""
     # Inherited by every child: /proc/PID/fd of one is closed to another of the same user.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _, deepest = resource.getrlimit(resource.RLIMIT_STACK)  # low until here, as for startup.c
+    set_any_limit(resource.RLIMIT_STACK, (deepest, deepest))
+    resource.setrlimit = set_limit
     control = socket.socket(fileno=CONTROL_FD)
     filter_code = control.recv(1 << 16)
     sys.path[:] = [path for path in sys.path if path]
@@ -205,8 +283,12 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     control.send(EVENT.pack(READY, 0, 0, 0, 0, 0))
-    serve(control, filter_code)
+    return serve(control, filter_code)
 
 
 if __name__ == "__main__":
-    main()
+    status = 127
+    try:
+        status = finish(execute(main()))
+    finally:
+        leave(status)

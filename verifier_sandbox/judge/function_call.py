@@ -4,20 +4,26 @@ The driver reads the JSON array of arguments from standard input and prints the 
 what was standard output; the submission's own printing goes nowhere. It can forge the printed
 value, but that gains nothing: the expected result is not in the process. The comparison happens
 outside, on parsed JSON, where no `__eq__` of the submission's reaches.
+
+The submission is the module `solution`, as dataclasses and pickle want to find it. The driver stays
+`__main__`, and keeps what it uses afterwards in local variables.
 """
 
 from __future__ import annotations
 
 _DRIVER = """
 def _run():
-    import json, os, sys
+    import json, os, sys, types
     arguments = json.loads(sys.stdin.read())
     out = os.dup(1)
     null = os.open("/dev/null", os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
     dumps, write, leave = json.dumps, os.write, os._exit
-    namespace = {{"__name__": "solution", "__builtins__": __builtins__}}
+    module = sys.modules["solution"] = types.ModuleType("solution")
+    namespace = module.__dict__
+    namespace["__file__"] = "solution.py"
+    sys.setrecursionlimit(sys.getrecursionlimit() + 1)  # this frame
     exec(compile({source!r}, "solution.py", "exec", dont_inherit=True), namespace)
     function = namespace.get({name!r})
     if function is None:
