@@ -49,7 +49,7 @@ class PackedAttention(torch.nn.Module):
             segment_attention(q, k, v, self._window, self._scale)
             for q, k, v in zip(*parts, strict=True)
         ]
-        return torch.cat(outputs, dim=1).transpose(0, 1).flatten(1)
+        return torch.cat([output.transpose(0, 1) for output in outputs]).flatten(1)
 
 
 def segment_attention(

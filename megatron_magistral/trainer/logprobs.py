@@ -2,7 +2,8 @@
 
 The logits of 32k tokens over 131k entries are 17 GB in fp32. They never exist here: the vocabulary
 projection, the softmax and its gradient run in chunks of rows, the forward pass keeps two numbers
-a row, and the backward pass computes each chunk of logits again.
+a row, and the backward pass computes each chunk of logits again. Logits that are one chunk are
+kept: they take no more memory than the backward pass takes anyway.
 
     x_j = temperature^-1 * <hidden, weight_j>        log p = x_target - lse,  lse = log sum_j e^x_j
     entropy H = lse - E_p[x]                         dH/dx_j = -p_j (x_j - E_p[x])
@@ -13,7 +14,6 @@ entries left out), C rows of one chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +73,9 @@ def logprobs_and_entropy(
     )
 
 
-def _chunks(num_rows: int, num_columns: int, chunk_elements: int) -> Iterator[slice]:
+def _chunks(num_rows: int, num_columns: int, chunk_elements: int) -> list[slice]:
     step = max(1, chunk_elements // num_columns)
-    return (slice(begin, begin + step) for begin in range(0, num_rows, step))
+    return [slice(begin, begin + step) for begin in range(0, num_rows, step)]
 
 
 class _LogprobsAndEntropy(torch.autograd.Function):
@@ -96,7 +96,9 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         columns_R = targets_R - shard.first
         is_here_R = (columns_R >= 0) & (columns_R < len(weight_VH))
         columns_R = columns_R.clamp(0, len(weight_VH) - 1)
-        for rows in _chunks(len(hidden_RH), len(weight_VH), chunk_elements):
+        ctx.kept_CV = None
+        chunks = _chunks(len(hidden_RH), len(weight_VH), chunk_elements)
+        for rows in chunks:
             x_CV = _logits(hidden_RH[rows], weight_VH, scale)
             torch.amax(x_CV, dim=-1, out=max_R[rows])
             x_CV -= max_R[rows, None]
@@ -104,6 +106,8 @@ class _LogprobsAndEntropy(torch.autograd.Function):
             e_CV = x_CV.exp()
             torch.sum(e_CV, dim=-1, out=z_R[rows])
             zx_R[rows] = torch.linalg.vecdot(e_CV, x_CV)
+            if len(chunks) == 1 and any(ctx.needs_input_grad):
+                ctx.kept_CV = x_CV
 
         global_max_R = max_R.clone()
         shard.reduce(global_max_R, dist.ReduceOp.MAX)
@@ -117,7 +121,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
 
         ctx.save_for_backward(
             *(hidden_RH, weight_VH, columns_R, is_here_R),
-            *(global_max_R + log_z_R, global_max_R + mean_R),
+            *(max_R, global_max_R + log_z_R, global_max_R + mean_R),
         )
         ctx.scale, ctx.chunk_elements = scale, chunk_elements
         ctx.set_materialize_grads(False)  # None: that output is not part of the loss
@@ -127,7 +131,11 @@ class _LogprobsAndEntropy(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, grad_logprobs_R: Tensor | None, grad_entropy_R: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        hidden_RH, weight_VH, columns_R, is_here_R, lse_R, mean_R = ctx.saved_tensors
+        hidden_RH, weight_VH, columns_R, is_here_R, max_R, lse_R, mean_R = ctx.saved_tensors
+        # Used up here: a second backward pass computes them again.
+        kept_CV, ctx.kept_CV = ctx.kept_CV, None
+        if kept_CV is not None:  # relative to this rank's maximum
+            lse_R, mean_R = lse_R - max_R, mean_R - max_R
         if grad_logprobs_R is None:
             grad_logprobs_R = torch.zeros_like(lse_R)
         at_target_R = grad_logprobs_R * is_here_R
@@ -135,7 +143,9 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         # Chunks add up in fp32 whatever the model's precision.
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
         for rows in _chunks(len(hidden_RH), len(weight_VH), ctx.chunk_elements):
-            x_CV = _logits(hidden_RH[rows], weight_VH, ctx.scale)
+            x_CV = kept_CV
+            if x_CV is None:
+                x_CV = _logits(hidden_RH[rows], weight_VH, ctx.scale)
             grad_entropy_C = None if grad_entropy_R is None else grad_entropy_R[rows]
             grad_CV = _grad_of_softmax(
                 x_CV, lse_R[rows], mean_R[rows], grad_logprobs_R[rows], grad_entropy_C

@@ -27,6 +27,13 @@ class Family(StrEnum):
     MISTRAL = "mistral"
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
+    MIXTRAL = "mixtral"
+    QWEN3_MOE = "qwen3_moe"
+
+
+# Families with experts can be described and planned for, but the trainer builds dense layers.
+TRAINED_FAMILIES = frozenset({Family.LLAMA, Family.MISTRAL, Family.QWEN2, Family.QWEN3})
+_QK_NORM_FAMILIES = frozenset({Family.QWEN3, Family.QWEN3_MOE})
 
 
 # "dynamic" and "longrope" change their frequencies with the length of the sequence, and packed
@@ -35,12 +42,21 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The feed-forward part of every layer: `num` SwiGLU experts, of which a router picks some."""
+
+    num: int
+    ffn_hidden_size: int
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
-    `windows[i]` is how many tokens, itself included, a token of layer i attends to; None is all.
-    `rope_inv_freq` holds head_dim / 2 inverse frequencies; scaled RoPE variants are folded into
-    it. `rope_attention_factor` multiplies queries and keys after rotation (YaRN).
+    `experts` replaces the one feed-forward part of size `ffn_hidden_size`. `windows[i]` is how many
+    tokens, itself included, a token of layer i attends to; None is all. `rope_inv_freq` holds
+    head_dim / 2 inverse frequencies; scaled RoPE variants are folded into it.
+    `rope_attention_factor` multiplies queries and keys after rotation (YaRN).
     """
 
     family: Family
@@ -59,15 +75,29 @@ class Architecture:
     windows: tuple[int | None, ...]
     rope_inv_freq: tuple[float, ...]
     rope_attention_factor: float
+    experts: Experts | None = None
 
 
 def read_architecture(hf_dir: Path) -> Architecture:
     """The architecture of the model in `hf_dir`. Raises ArchitectureError if there is none, or
-    none that is known here."""
+    none that can be trained."""
     path = hf_dir / "config.json"
     if not path.is_file():
         raise ArchitectureError(f"{path}: no such file; a Hugging Face model directory has one")
-    config = transformers.AutoConfig.from_pretrained(hf_dir, local_files_only=True)
+    arch = read_config(path)
+    if arch.family not in TRAINED_FAMILIES:
+        known = ", ".join(sorted(TRAINED_FAMILIES))
+        raise ArchitectureError(
+            f"{path}: model_type={arch.family.value!r} has experts, which the trainer does not "
+            f"build; it trains: {known}"
+        )
+    return arch
+
+
+def read_config(path: Path) -> Architecture:
+    """The architecture that one `config.json` describes, trained here or not. Raises
+    ArchitectureError."""
+    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
     try:
         return architecture_of(config)
     except ArchitectureError as error:
@@ -95,12 +125,22 @@ def architecture_of(config: transformers.PretrainedConfig) -> Architecture:
         max_position_embeddings=config.max_position_embeddings,
         norm_eps=config.rms_norm_eps,
         qkv_bias=family is Family.QWEN2,
-        qk_norm=family is Family.QWEN3,
+        qk_norm=family in _QK_NORM_FAMILIES,
         tied_embeddings=bool(config.tie_word_embeddings),
         windows=_windows(config),
         rope_inv_freq=inv_freq,
         rope_attention_factor=attention_factor,
+        experts=_experts(family, config),
     )
+
+
+def _experts(family: Family, config: transformers.PretrainedConfig) -> Experts | None:
+    match family:
+        case Family.MIXTRAL:
+            return Experts(config.num_local_experts, config.intermediate_size)
+        case Family.QWEN3_MOE:
+            return Experts(config.num_experts, config.moe_intermediate_size)
+    return None
 
 
 def _refuse_variants(config: transformers.PretrainedConfig) -> None:
@@ -110,6 +150,8 @@ def _refuse_variants(config: transformers.PretrainedConfig) -> None:
         "attention_bias": (False, None),
         "mlp_bias": (False, None),
         "partial_rotary_factor": (1.0, None),
+        "decoder_sparse_step": (1, None),  # experts in every layer, or in none
+        "mlp_only_layers": ([], None),
     }
     for key, values in wanted.items():
         value = getattr(config, key, None)

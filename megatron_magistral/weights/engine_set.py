@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any
 
 from megatron_magistral.rollout.engine import EngineControl, EngineError, EngineTimeout, Phase
@@ -45,6 +45,14 @@ class PendingCalls:
         return self.failures() + [
             EngineTimeout(name, self._phase, elapsed_s, "no answer") for name in silent
         ]
+
+    def wait_for_failure(self, timeout_s: float) -> list[EngineError]:
+        """Wait for the first failures and return them, before any that follow from them.
+
+        If none comes in time, every engine that has not answered counts as an `EngineTimeout`.
+        """
+        wait(self._calls.values(), timeout_s, return_when=FIRST_EXCEPTION)
+        return self.failures() or self.wait(timeout_s=0.0)
 
 
 class EngineSet:

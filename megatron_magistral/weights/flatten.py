@@ -31,13 +31,19 @@ class FlatBucket:
 
 
 def flatten(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> FlatBucket:
-    """Copy `named` into one contiguous buffer on their device, converted to `dtype` if given.
+    """`named` in one contiguous buffer on their device, converted to `dtype` if given.
+
+    Tensors that lie behind each other already are not copied: the bucket is a view of them.
 
     Raises:
         ValueError: nothing to flatten.
     """
     if not named:
         raise ValueError("cannot flatten an empty bucket")
+    if (data := _as_one(named, dtype)) is not None:
+        return FlatBucket(
+            tuple(_spec(name, tensor.shape, tensor.dtype) for name, tensor in named), data
+        )
     ordered = sorted(named, key=lambda item: -(dtype or item[1].dtype).itemsize)
     dtypes = [dtype or tensor.dtype for _, tensor in ordered]
     sizes = [t.numel() * d.itemsize for (_, t), d in zip(ordered, dtypes, strict=True)]
@@ -45,10 +51,33 @@ def flatten(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None = Non
     for (_, tensor), target, wire_dtype in zip(ordered, data.split(sizes), dtypes, strict=True):
         target.view(wire_dtype).view(tensor.shape).copy_(tensor)
     specs = tuple(
-        TensorSpec(name, tuple(tensor.shape), str(wire_dtype).removeprefix("torch."))
+        _spec(name, tensor.shape, wire_dtype)
         for (name, tensor), wire_dtype in zip(ordered, dtypes, strict=True)
     )
     return FlatBucket(specs, data)
+
+
+def _as_one(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None) -> Tensor | None:
+    """[B] the bytes of tensors that are behind each other in one storage in their wire dtype, or
+    None if they are not."""
+    first = named[0][1]
+    end = first.data_ptr()
+    for _, tensor in named:
+        if (
+            tensor.dtype != (dtype or first.dtype)
+            or tensor.dtype != first.dtype
+            or not tensor.is_contiguous()
+            or tensor.data_ptr() != end
+            or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+        ):
+            return None
+        end += tensor.nbytes
+    num_elements = sum(tensor.numel() for _, tensor in named)
+    return first.detach().as_strided((num_elements,), (1,)).view(torch.uint8)
+
+
+def _spec(name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorSpec:
+    return TensorSpec(name, tuple(shape), str(dtype).removeprefix("torch."))
 
 
 def unflatten(bucket: FlatBucket) -> list[tuple[str, Tensor]]:

@@ -40,17 +40,18 @@ class HostedGroup:
 
     def __init__(self, address: UpdateGroup, store: dist.TCPStore, timeout_s: float) -> None:
         self.address = address
-        self._store = store
+        self._store: dist.TCPStore | None = store
         self._timeout = timedelta(seconds=timeout_s)
         self._process_group: dist.ProcessGroup | None = None
 
     def join(self) -> None:
-        """Complete the group; returns when every engine rank is in it.
+        """Complete the group, once; returns when every engine rank is in it.
 
         Raises:
             RuntimeError: an engine rank did not come within the timeout.
         """
         address = self.address
+        assert self._store is not None, "this group was left"
         process_group, _ = _new_process_group_helper(
             address.world_size,
             0,
@@ -72,7 +73,8 @@ class HostedGroup:
         return self._process_group.broadcast([data], options)
 
     def leave(self) -> None:
-        """Destroy our end while nothing is in flight."""
+        """Destroy our end while nothing is in flight; engines still joining fail at once."""
+        self._store = None
         if self._process_group is not None:
             dist.destroy_process_group(self._process_group)
             self._process_group = None

@@ -11,19 +11,20 @@ Megatron fuses q, k, v into one matrix and gate, up into another:
 so a shard is a contiguous piece of neither Hugging Face tensor. RoPE needs no permutation:
 both rotate the two halves of a head.
 
-Shapes: H hidden size, F feed-forward size, V vocabulary, A attention heads, K kv heads of size D.
+Shapes: H hidden size, F feed-forward size (of one expert), V vocabulary, A attention heads,
+K kv heads of size D, E experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-from megatron_magistral.weights.architecture import Architecture
+from megatron_magistral.weights.architecture import Architecture, Family
 
 
 class Split(StrEnum):
@@ -43,6 +44,7 @@ class Param:
     `name` has the layer's number in the whole model, whatever stage holds it. `num_groups` is the
     number of kv groups where `split` is QKV, and unused otherwise. `is_copy` marks the output
     layer of a tied model on its last pipeline stage: loaded like any other, never exported.
+    `expert` is the number in the whole model of the expert that the parameter belongs to.
     """
 
     name: str
@@ -51,6 +53,33 @@ class Param:
     split: Split
     num_groups: int = 1
     is_copy: bool = False
+    expert: int | None = None
+
+
+@dataclass(frozen=True)
+class _ExpertNames:
+    """What a family calls the router and the three matrices of an expert, below a layer."""
+
+    router: str
+    gate: str
+    up: str
+    down: str
+
+
+_EXPERT_NAMES = {
+    Family.MIXTRAL: _ExpertNames(
+        "block_sparse_moe.gate.weight",
+        "block_sparse_moe.experts.{}.w1.weight",
+        "block_sparse_moe.experts.{}.w3.weight",
+        "block_sparse_moe.experts.{}.w2.weight",
+    ),
+    Family.QWEN3_MOE: _ExpertNames(
+        "mlp.gate.weight",
+        "mlp.experts.{}.gate_proj.weight",
+        "mlp.experts.{}.up_proj.weight",
+        "mlp.experts.{}.down_proj.weight",
+    ),
+}
 
 
 def padded_vocab_size(vocab_size: int, tp_size: int) -> int:
@@ -82,55 +111,56 @@ def parameters(arch: Architecture, fused_norms: bool = False) -> dict[str, Param
 
 
 def _layer(arch: Architecture, index: int, fused_norms: bool) -> Iterator[Param]:
-    H, F, D = arch.hidden_size, arch.ffn_hidden_size, arch.head_dim
-    AD, KD = arch.num_heads * D, arch.num_kv_heads * D
     ours, theirs = f"decoder.layers.{index}.", f"model.layers.{index}."
-    attention_norm, mlp_norm = (
-        ("self_attention.linear_qkv.layer_norm_weight", "mlp.linear_fc1.layer_norm_weight")
-        if fused_norms
-        else ("input_layernorm.weight", "pre_mlp_layernorm.weight")
-    )
+    for param in (*_attention(arch, fused_norms), *_feed_forward(arch, fused_norms)):
+        sources = tuple(theirs + source for source in param.sources)
+        yield replace(param, name=ours + param.name, sources=sources)
 
-    def param(
-        name: str, sources: Sequence[str], shapes: Sequence[tuple[int, ...]], split: Split
-    ) -> Param:
-        names = tuple(theirs + source for source in sources)
-        return Param(ours + name, names, tuple(shapes), split, num_groups=arch.num_kv_heads)
 
-    qkv = tuple(f"self_attn.{x}_proj" for x in "qkv")
-    yield param(attention_norm, ["input_layernorm.weight"], [(H,)], Split.REPLICATED)
-    yield param(
-        "self_attention.linear_qkv.weight",
-        [x + ".weight" for x in qkv],
-        [(AD, H), (KD, H), (KD, H)],
-        Split.QKV,
+def _attention(arch: Architecture, fused_norms: bool) -> Iterator[Param]:
+    H, D, K = arch.hidden_size, arch.head_dim, arch.num_kv_heads
+    AD, KD = arch.num_heads * D, K * D
+    norm = (
+        "self_attention.linear_qkv.layer_norm_weight" if fused_norms else "input_layernorm.weight"
     )
+    linear = "self_attention.linear_qkv."
+    yield Param(norm, ("input_layernorm.weight",), ((H,),), Split.REPLICATED)
+    weights = tuple(f"self_attn.{x}_proj.weight" for x in "qkv")
+    yield Param(linear + "weight", weights, ((AD, H), (KD, H), (KD, H)), Split.QKV, num_groups=K)
     if arch.qkv_bias:
-        yield param(
-            "self_attention.linear_qkv.bias",
-            [x + ".bias" for x in qkv],
-            [(AD,), (KD,), (KD,)],
-            Split.QKV,
-        )
+        biases = tuple(f"self_attn.{x}_proj.bias" for x in "qkv")
+        yield Param(linear + "bias", biases, ((AD,), (KD,), (KD,)), Split.QKV, num_groups=K)
     if arch.qk_norm:
         for x in "qk":
-            yield param(
-                f"self_attention.{x}_layernorm.weight",
-                [f"self_attn.{x}_norm.weight"],
-                [(D,)],
-                Split.REPLICATED,
-            )
-    yield param(
-        "self_attention.linear_proj.weight", ["self_attn.o_proj.weight"], [(H, AD)], Split.COLUMNS
-    )
-    yield param(mlp_norm, ["post_attention_layernorm.weight"], [(H,)], Split.REPLICATED)
-    yield param(
-        "mlp.linear_fc1.weight",
-        ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
-        [(F, H), (F, H)],
-        Split.GATE_UP,
-    )
-    yield param("mlp.linear_fc2.weight", ["mlp.down_proj.weight"], [(H, F)], Split.COLUMNS)
+            name, source = f"self_attention.{x}_layernorm.weight", f"self_attn.{x}_norm.weight"
+            yield Param(name, (source,), ((D,),), Split.REPLICATED)
+    output = "self_attention.linear_proj.weight"
+    yield Param(output, ("self_attn.o_proj.weight",), ((H, AD),), Split.COLUMNS)
+
+
+def _feed_forward(arch: Architecture, fused_norms: bool) -> Iterator[Param]:
+    H = arch.hidden_size
+    # Several linear layers follow the norm before experts: it is never fused into one of them.
+    fused = fused_norms and arch.experts is None
+    norm = "mlp.linear_fc1.layer_norm_weight" if fused else "pre_mlp_layernorm.weight"
+    yield Param(norm, ("post_attention_layernorm.weight",), ((H,),), Split.REPLICATED)
+    if arch.experts is None:
+        names = tuple(f"mlp.{x}_proj.weight" for x in ("gate", "up", "down"))
+        yield from _swiglu("mlp.", names, H, arch.ffn_hidden_size)
+        return
+    table = _EXPERT_NAMES[arch.family]
+    yield Param("mlp.router.weight", (table.router,), ((arch.experts.num, H),), Split.REPLICATED)
+    for e in range(arch.experts.num):
+        names = tuple(name.format(e) for name in (table.gate, table.up, table.down))
+        ours = f"mlp.experts.local_experts.{e}."
+        for param in _swiglu(ours, names, H, arch.experts.ffn_hidden_size):
+            yield replace(param, expert=e)
+
+
+def _swiglu(ours: str, theirs: Sequence[str], H: int, F: int) -> Iterator[Param]:
+    gate, up, down = theirs
+    yield Param(ours + "linear_fc1.weight", (gate, up), ((F, H), (F, H)), Split.GATE_UP)
+    yield Param(ours + "linear_fc2.weight", (down,), ((H, F),), Split.COLUMNS)
 
 
 def hf_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
@@ -177,22 +207,29 @@ def shard(param: Param, sources: Sequence[Tensor], tp_rank: int, tp_size: int) -
             return torch.cat([t.chunk(tp_size)[tp_rank] for t in sources])
 
 
+def local_parts(param: Param, shard: Tensor, tp_size: int) -> list[Tensor]:
+    """What the part of one of `tp_size` ranks holds of each Hugging Face tensor of `param`, in the
+    order of `param.sources`. The parts of all ranks follow each other in the whole tensor, along
+    its columns where `split` is COLUMNS and along its rows elsewhere."""
+    match param.split:
+        case Split.REPLICATED | Split.COLUMNS | Split.VOCABULARY:
+            return [shard]
+        case Split.QKV:
+            rows = [shape[0] // param.num_groups for shape in param.shapes]
+            grouped = shard.reshape(param.num_groups // tp_size, sum(rows), *shard.shape[1:])
+            return [t.flatten(0, 1) for t in grouped.split(rows, dim=1)]
+        case Split.GATE_UP:
+            return list(shard.chunk(2))
+
+
 def unshard(param: Param, shards: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
     """The Hugging Face tensors (name, full tensor) of `param` from the parts of all
     tensor-parallel ranks, in rank order. A result may be a view of its input."""
-    first = shards[0]
-    match param.split:
-        case Split.REPLICATED:
-            tensors = [first]
-        case Split.COLUMNS:
-            tensors = [torch.cat(list(shards), dim=1)]
-        case Split.VOCABULARY:
-            tensors = [torch.cat(list(shards))[: param.shapes[0][0]]]
-        case Split.QKV:
-            rows = [shape[0] // param.num_groups for shape in param.shapes]
-            grouped = torch.cat(list(shards)).reshape(param.num_groups, sum(rows), *first.shape[1:])
-            tensors = [t.flatten(0, 1) for t in grouped.split(rows, dim=1)]
-        case Split.GATE_UP:
-            halves = [part.chunk(2) for part in shards]
-            tensors = [torch.cat(half) for half in zip(*halves, strict=True)]
-    return list(zip(param.sources, tensors, strict=True))
+    if param.split is Split.REPLICATED:
+        return [(param.sources[0], shards[0])]
+    axis = 1 if param.split is Split.COLUMNS else 0
+    parts = zip(*(local_parts(param, part, len(shards)) for part in shards), strict=True)
+    whole = [torch.cat(list(of_all_ranks), dim=axis) for of_all_ranks in parts]
+    # Padding rows come last.
+    whole = [t[: shape[0]] for t, shape in zip(whole, param.shapes, strict=True)]
+    return list(zip(param.sources, whole, strict=True))

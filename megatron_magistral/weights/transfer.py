@@ -6,10 +6,11 @@ them is collective. Order of an update:
     gather bucket 0        generation runs
     pause, begin           on every engine; a paused request keeps its KV cache
     for each bucket k      broadcast bucket k  |  gather bucket k + 1 meanwhile
-    stamp, end, resume     the version is set only once every bucket has been loaded
+    compare checksums      of what arrived with what was sent
+    stamp, end, resume     the version is set only once every bucket has been loaded and checked
 
 HTTP runs on a thread of its own, collectives on the caller's. An engine that fails is named with
-its phase and time, and an engine whose weights may be partial is never resumed.
+its phase and time, and an engine whose weights may be partial or wrong is never resumed.
 """
 
 from __future__ import annotations
@@ -29,14 +30,20 @@ from megatron_magistral.rollout.engine import (
     ControlTimeouts,
     EngineControl,
     EngineError,
+    EngineTimeout,
     Phase,
+    TensorSpec,
+    server_name,
 )
+from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.engine_set import EngineSet, PendingCalls, Step
 from megatron_magistral.weights.flatten import FlatBucket, flatten
 from megatron_magistral.weights.group import HostedGroup, host_group
+from megatron_magistral.weights.manifest import Layout, place
+from megatron_magistral.weights.verify import Verifier
 
 POLL_S = 0.0002
-# How long the other engines get to report, once one has broken a transfer.
+# How long engines get to report, once one has broken a transfer or a connection.
 REPORT_GRACE_S = 5.0
 
 
@@ -48,6 +55,11 @@ class EngineAddress:
     tp: int = 1
     name: str | None = None
 
+    @property
+    def control_name(self) -> str:
+        """What errors and statuses call it."""
+        return self.name or server_name(self.url)
+
 
 @dataclass(frozen=True)
 class UpdateTimings:
@@ -56,6 +68,7 @@ class UpdateTimings:
     prepare_s   first bucket gathered and flattened, before the pause
     pause_s     from the first pause call to the last resume answer
     transfer_s  from the first broadcast to the last bucket loaded, part of the pause
+    checksum_s  reading back the digests of `num_checked` tensors, part of the pause
     gather_s    gathering and flattening later buckets, hidden behind the wire while smaller
     """
 
@@ -65,7 +78,9 @@ class UpdateTimings:
     prepare_s: float
     pause_s: float
     transfer_s: float
+    checksum_s: float
     gather_s: float
+    num_checked: int
 
     @property
     def total_s(self) -> float:
@@ -76,41 +91,54 @@ class UpdateFailed(RuntimeError):
     """Engines could not be connected or did not get an update.
 
     `errors` says which engine failed, in which phase and when. Engines in `quarantined` may hold
-    partial weights or have missed a phase: they are left paused and need a full update, after
-    `connect`, before any traffic. All others serve `version`, or the one before if the update
-    broke off before the transfer.
+    partial or wrong weights or have missed a phase: they are left paused and need a full update,
+    after `connect`, before any traffic. Those in `updated` serve the new version. All others
+    serve the one before: the update broke off before the transfer.
     """
 
     def __init__(
-        self, doing: str, errors: Sequence[EngineError], quarantined: Sequence[str], why: str = ""
+        self,
+        doing: str,
+        errors: Sequence[EngineError],
+        quarantined: Sequence[str],
+        why: str = "",
+        updated: Sequence[str] = (),
     ) -> None:
         reasons = "; ".join([*(str(error) for error in errors), *([why] if why else [])])
-        super().__init__(f"{doing}: {reasons}; quarantined: {', '.join(quarantined)}")
+        names = ", ".join(quarantined) or "none"
+        super().__init__(f"{doing}: {reasons}; quarantined: {names}")
         self.errors = tuple(errors)
         self.quarantined = tuple(quarantined)
+        self.updated = tuple(updated)
 
 
 class WeightSender:
     """Sends versions of the weights from this process to a set of engines.
 
-    `host` is the address of this process as engines reach it. `dtype` is what engines compute in;
-    tensors are converted while they are flattened. Use it as a context manager or call `close`.
+    `manifest` names every tensor that an update consists of. `host` is the address of this process
+    as engines reach it. `dtype` is what engines compute in; tensors are converted while they are
+    flattened. Use it as a context manager or call `close`.
     """
 
     def __init__(
         self,
+        manifest: Sequence[TensorSpec],
         *,
         backend: str,
         host: str = "127.0.0.1",
         dtype: torch.dtype | None = None,
         timeouts: ControlTimeouts | None = None,
+        checksums: ChecksumSettings | None = None,
     ) -> None:
+        self._manifest = tuple(manifest)
+        self._checksums = checksums or ChecksumSettings()
         self._backend = backend
         self._host = host
         self._dtype = dtype
         self._timeouts = timeouts or ControlTimeouts()
         self._engines = EngineSet([])
         self._group: HostedGroup | None = None
+        self._verifier = Verifier((), {}, self._checksums)
 
     def __enter__(self) -> Self:
         return self
@@ -123,18 +151,39 @@ class WeightSender:
     ) -> None:
         self.close()
 
+    @property
+    def names(self) -> list[str]:
+        """The engines that were connected last."""
+        return self._engines.names
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a group to send over: not before `connect`, nor after a failure."""
+        return self._group is not None
+
     def connect(self, engines: Sequence[EngineAddress]) -> None:
         """Form a new group with exactly these engines; a former one is left first.
 
         Raises:
-            UpdateFailed: an engine is not there, lacks the plugin that it needs, or did not join.
+            UpdateFailed: an engine is not there, is too old, lacks the plugin, cannot hold exactly
+                the tensors of the manifest, or did not join.
         """
         self.close()
         self._engines = EngineSet(
             [EngineControl(e.url, name=e.name, timeouts=self._timeouts) for e in engines]
         )
-        self._require(self._engines.run(Phase.INFO, EngineControl.check_plugin))
+        self._require(self._engines.run(Phase.INFO, EngineControl.check_server))
         self._require(self._engines.run(Phase.END, EngineControl.abandon_update))
+        layouts: dict[str, Layout] = {}
+
+        async def compare_manifest(engine: EngineControl) -> None:
+            layouts[engine.name] = await place(engine, self._manifest)
+
+        self._require(self._engines.run(Phase.MANIFEST, compare_manifest))
+        self._verifier = Verifier(self._manifest, layouts, self._checksums)
+        self._group = self._join(engines)
+
+    def _join(self, engines: Sequence[EngineAddress]) -> HostedGroup:
         world_size = 1 + sum(engine.tp for engine in engines)
         group = host_group(self._host, world_size, self._backend, self._timeouts.join_s)
         offsets = dict(zip(self._engines.names, _rank_offsets(engines), strict=True))
@@ -151,8 +200,10 @@ class WeightSender:
         errors = joining.wait(REPORT_GRACE_S)
         if errors or why:
             group.leave()
+            # An engine that refused made the others wait in vain.
+            errors = [e for e in errors if not isinstance(e, EngineTimeout)] or errors
             raise UpdateFailed("connect", errors, self._engines.names, why)
-        self._group = group
+        return group
 
     def send(self, buckets: Iterable[Sequence[tuple[str, Tensor]]], version: int) -> UpdateTimings:
         """Replace the weights of every engine by `buckets` and name them `version`.
@@ -185,21 +236,29 @@ class WeightSender:
         first = source.next()
         if first is None:
             raise ValueError(f"update to version {version}: no buckets")
+        if stranger := self._verifier.stranger(first):
+            raise ValueError(f"update to version {version}: {stranger}")
+        self._verifier.begin(version)
         prepare_s = source.busy_s
         paused_at = time.monotonic()
         self._open_sessions(version)
         transfer_at = time.monotonic()
         num_buckets, num_bytes = self._transfer(source, group, first, version)
-        transfer_s = time.monotonic() - transfer_at
-        self._close_sessions(version)
+        checksum_at = time.monotonic()
+        compare = partial(self._verifier.compare, version=version)
+        wrong = self._engines.run(Phase.CHECKSUM, compare)
+        closing_at = time.monotonic()
+        self._close_sessions(version, wrong)
         return UpdateTimings(
             version=version,
             num_buckets=num_buckets,
             num_bytes=num_bytes,
             prepare_s=prepare_s,
             pause_s=time.monotonic() - paused_at,
-            transfer_s=transfer_s,
+            transfer_s=checksum_at - transfer_at,
+            checksum_s=closing_at - checksum_at,
             gather_s=source.busy_s - prepare_s,
+            num_checked=self._verifier.num_checked,
         )
 
     def _open_sessions(self, version: int) -> None:
@@ -229,15 +288,21 @@ class WeightSender:
             )
             loading = self._engines.start(Phase.TRANSFER, load)
             work = group.broadcast(bucket.data, self._timeouts.transfer_s)
+            self._verifier.add(bucket)
             following = source.next()
             why = self._wait_on_wire(work, loading)
+            if following is not None:
+                why = why or self._verifier.stranger(following)
             if why or loading.wait():
                 self._abandon_group()
-                errors = loading.wait(REPORT_GRACE_S)
+                errors = loading.wait_for_failure(REPORT_GRACE_S)
                 raise UpdateFailed(_doing(version), errors, self._engines.names, why)
             num_buckets += 1
             num_bytes += bucket.num_bytes
             bucket = following
+        if unsent := self._verifier.unsent():
+            self._abandon_group()
+            raise UpdateFailed(_doing(version), [], self._engines.names, f"never sent: {unsent}")
         return num_buckets, num_bytes
 
     def _wait_on_wire(self, work: dist.Work, loading: PendingCalls) -> str:
@@ -255,22 +320,29 @@ class WeightSender:
             return f"broadcast failed: {error}"
         return ""
 
-    def _close_sessions(self, version: int) -> None:
-        """Stamp, end and resume. An engine that fails here stays behind; the others go on."""
+    def _close_sessions(self, version: int, wrong: Sequence[EngineError]) -> None:
+        """Stamp, end and resume all but those in `wrong`.
+
+        An engine that fails here stays behind; the others go on.
+        """
         steps: tuple[tuple[Phase, Step], ...] = (
             (Phase.STAMP, partial(EngineControl.stamp, version=version)),
             (Phase.END, EngineControl.end_update),
             (Phase.RESUME, EngineControl.resume),
         )
-        errors: list[EngineError] = []
+        errors = list(wrong)
         for phase, step in steps:
             errors += self._engines.run(phase, step, self._engines.without(errors))
         if errors:
-            self._fail(version, errors)
+            updated = [engine.name for engine in self._engines.without(errors)]
+            self._fail(version, errors, updated)
 
-    def _fail(self, version: int, errors: Sequence[EngineError]) -> None:
+    def _fail(
+        self, version: int, errors: Sequence[EngineError], updated: Sequence[str] = ()
+    ) -> None:
         self._abandon_group()
-        raise UpdateFailed(_doing(version), errors, sorted({error.engine for error in errors}))
+        quarantined = sorted({error.engine for error in errors})
+        raise UpdateFailed(_doing(version), errors, quarantined, updated=updated)
 
     def _require(self, errors: Sequence[EngineError]) -> None:
         if errors:

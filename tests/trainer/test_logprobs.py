@@ -93,3 +93,23 @@ def test_no_rows_give_no_gradient() -> None:
     logprobs.sum().backward()
     assert weight.grad is not None
     assert not weight.grad.any()
+
+
+def test_a_second_backward_pass_gives_the_same_gradient() -> None:
+    hidden, weight, targets = _inputs(torch.float32)
+    logprobs, entropy = logprobs_and_entropy(hidden, weight, targets)
+    loss = logprobs.sum() + entropy.sum()
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight))
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_logits_are_gone_after_the_backward_pass() -> None:
+    hidden, weight, targets = _inputs(torch.float32)
+    logprobs, _ = logprobs_and_entropy(hidden, weight, targets)
+    node = logprobs.grad_fn
+    assert node is not None
+    assert node.kept_CV.shape == (R, V)
+    logprobs.sum().backward()
+    assert node.kept_CV is None

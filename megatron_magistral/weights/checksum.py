@@ -1,0 +1,94 @@
+"""Checksums of weights: a 64-bit digest of bits and places, and which tensors to check when.
+
+    B  bytes of a tensor    L  lanes of 8 bytes
+
+Pure, on whatever device the tensor is. Engines run `digest` on what they loaded, the trainer on
+what it sent: this file needs nothing but torch, so that SGLang's own processes can import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# 64-bit lanes of a block, and blocks of which products exist at a time (16 MiB).
+BLOCK_LANES = 1 << 12
+BLOCKS_AT_A_TIME = 1 << 9
+LANE_BYTES = 8
+
+# The constants of splitmix64, as signed 64-bit integers.
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+@torch.no_grad()
+def digest(tensor: Tensor) -> Tensor:
+    """A 64-bit digest [] (int64) of `tensor`, on its device; reading it there waits for nothing.
+
+    The sum of all lanes, each times an odd number of its place: one changed lane always changes
+    it, swapped or moved ones all but surely. That is a guard against faults, not against an
+    attacker. Dtype and shape are not part of it. One product a lane keeps it near the speed of
+    memory: 2 GB/s on one core, where mixing every element reached 0.03.
+    """
+    lanes_L = _lanes(tensor)
+    places = _odd(0, BLOCK_LANES, tensor.device)
+    total = torch.full((), tensor.nbytes, dtype=torch.int64, device=tensor.device) * _STEP
+    num_whole = len(lanes_L) // BLOCK_LANES
+    for start in range(0, num_whole, BLOCKS_AT_A_TIME):
+        stop = min(start + BLOCKS_AT_A_TIME, num_whole)
+        blocks = lanes_L[start * BLOCK_LANES : stop * BLOCK_LANES].view(-1, BLOCK_LANES)
+        total += ((blocks * places).sum(dim=1) * _odd(start, stop, tensor.device)).sum()
+    rest = lanes_L[num_whole * BLOCK_LANES :]
+    last = _odd(num_whole, num_whole + 1, tensor.device)
+    return total + ((rest * places[: len(rest)]).sum() * last).sum()
+
+
+def _lanes(tensor: Tensor) -> Tensor:
+    """The bytes of `tensor` as lanes [L] (int64), the last filled up with zeros."""
+    bytes_B = tensor.contiguous().view(-1).view(torch.uint8)
+    missing = -len(bytes_B) % LANE_BYTES
+    if missing:
+        bytes_B = torch.nn.functional.pad(bytes_B, (0, missing))
+    if bytes_B.storage_offset() % LANE_BYTES:
+        bytes_B = bytes_B.clone()  # torch reads wide integers at their own boundaries alone
+    return bytes_B.view(torch.int64)
+
+
+def _odd(start: int, stop: int, device: torch.device) -> Tensor:
+    """An odd number [stop - start] for each place: the finalizer of splitmix64 on its index.
+    Products wrap around, as they do in C."""
+    x = torch.arange(start + 1, stop + 1, device=device) * _STEP
+    x = (x ^ _shift_right(x, 30)) * _FIRST
+    x = (x ^ _shift_right(x, 27)) * _SECOND
+    return (x ^ _shift_right(x, 31)) | 1
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """A logical shift: torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@dataclass(frozen=True)
+class ChecksumSettings:
+    """Which tensors are checked after an update.
+
+    Every update checks one in `sample_stride` tensors, another share each time; every
+    `full_every`-th update and an engine's first one check all.
+    """
+
+    sample_stride: int = 16
+    full_every: int = 50
+
+
+def names_to_check(
+    names: Sequence[str], number: int, settings: ChecksumSettings, *, first: bool
+) -> list[str]:
+    """The tensors to check after update `number` (0, 1, ...); `first` if an engine is new."""
+    if first or number % settings.full_every == 0:
+        return list(names)
+    stride = min(settings.sample_stride, len(names))  # at least one, also of few
+    return list(names[number % stride :: stride])

@@ -1,0 +1,247 @@
+"""What an update of the weights sends, from whom to whom, in which buckets. Pure.
+
+Two ways from a trainer's shards to a generator's:
+
+    gather   full tensors, put together by the stage that holds them, to every generator rank;
+             each keeps its part: what unmodified SGLang understands
+    direct   each generator rank receives its own part and nothing else, from the ranks that hold
+             it: needs a receiver inside the engine that puts pieces into place
+
+A plan is a function of its arguments alone, so every rank that computes it has the same one, in
+the same order. Every piece is in one bucket; a bucket is larger than `bucket_bytes` only if it is
+one piece that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import TypeVar
+
+from megatron_magistral.weights.architecture import Architecture
+from megatron_magistral.weights.placement import (
+    GeneratorLayout,
+    PlacedTensor,
+    Range,
+    TrainerLayout,
+    check_layouts,
+    held,
+    needed,
+    tensors,
+)
+
+DEFAULT_BUCKET_BYTES = 512 << 20
+
+Item = TypeVar("Item")
+
+
+class PlanKind(StrEnum):
+    GATHER = "gather"
+    DIRECT = "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part `range` of tensor number `tensor` of a plan."""
+
+    tensor: int
+    range: Range
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Pieces that travel together, in this order, without padding."""
+
+    stage: int
+    pieces: tuple[Piece, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Trainer rank `source` sends bucket number `bucket` to the generator ranks `targets`. Both
+    are numbered from 0 on their own side."""
+
+    bucket: int
+    source: int
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An update. Transfers of one source, and those to one target, happen in the order given."""
+
+    kind: PlanKind
+    tensors: tuple[PlacedTensor, ...]
+    buckets: tuple[Bucket, ...]
+    transfers: tuple[Transfer, ...]
+
+
+def cut(
+    items: Sequence[Item], num_bytes: Callable[[Item], int], bucket_bytes: int
+) -> Iterator[list[Item]]:
+    """Consecutive items in buckets of at most `bucket_bytes`; an item that is larger is alone."""
+    bucket: list[Item] = []
+    filled = 0
+    for item in items:
+        size = num_bytes(item)
+        if bucket and filled + size > bucket_bytes:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(item)
+        filled += size
+    if bucket:
+        yield bucket
+
+
+def gather_plan(
+    arch: Architecture,
+    trainer: TrainerLayout,
+    generator: GeneratorLayout,
+    *,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    itemsize: int = 2,
+) -> Plan:
+    """Every bucket from the first rank of its stage to all generator ranks.
+
+    `itemsize` is that of the dtype on the wire, in bytes. Raises LayoutError.
+    """
+    check_layouts(arch, trainer, generator)
+    placed = tensors(arch, trainer)
+    whole = [Piece(i, Range(0, tensor.length)) for i, tensor in enumerate(placed)]
+
+    def size(piece: Piece) -> int:
+        return _num_bytes(placed[piece.tensor], piece.range, itemsize)
+
+    everyone = tuple(range(generator.world_size))
+    buckets: list[Bucket] = []
+    transfers: list[Transfer] = []
+    for stage in range(trainer.pp):
+        of_stage = [piece for piece in whole if placed[piece.tensor].stage == stage]
+        for pieces in cut(of_stage, size, bucket_bytes):
+            transfers.append(Transfer(len(buckets), trainer.dense_rank(stage, 0, 0), everyone))
+            buckets.append(Bucket(stage, tuple(pieces), sum(map(size, pieces))))
+    return Plan(PlanKind.GATHER, tuple(placed), tuple(buckets), tuple(transfers))
+
+
+def direct_plan(
+    arch: Architecture,
+    trainer: TrainerLayout,
+    generator: GeneratorLayout,
+    *,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    itemsize: int = 2,
+) -> Plan:
+    """Every generator rank its own parts, each from one of the trainer ranks that hold it.
+
+    Data-parallel copies share the work: with as many copies as replicas each serves one replica,
+    with fewer each serves several at once. Raises LayoutError.
+    """
+    check_layouts(arch, trainer, generator)
+    placed = tensors(arch, trainer)
+    streams = _streams(placed, arch, trainer, generator)
+
+    def size(piece: Piece) -> int:
+        return _num_bytes(placed[piece.tensor], piece.range, itemsize)
+
+    buckets: list[Bucket] = []
+    transfers: list[Transfer] = []
+    for stream, pieces in sorted(streams.items()):
+        routes = _routes(stream, trainer, generator)
+        for group in cut(pieces, size, bucket_bytes):
+            transfers += [Transfer(len(buckets), source, targets) for source, targets in routes]
+            buckets.append(Bucket(stream.stage, tuple(group), sum(map(size, group))))
+    return Plan(PlanKind.DIRECT, tuple(placed), tuple(buckets), tuple(transfers))
+
+
+PLANS: dict[PlanKind, Callable[..., Plan]] = {
+    PlanKind.GATHER: gather_plan,
+    PlanKind.DIRECT: direct_plan,
+}
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class _Stream:
+    """What the holders of one shard send to the same ranks of every replica."""
+
+    stage: int
+    is_expert: bool
+    ep_rank: int
+    part: int
+    tp_ranks: tuple[int, ...]
+
+
+def _streams(
+    placed: Sequence[PlacedTensor],
+    arch: Architecture,
+    trainer: TrainerLayout,
+    generator: GeneratorLayout,
+) -> dict[_Stream, list[Piece]]:
+    @cache
+    def cuts(like: PlacedTensor) -> list[tuple[int, tuple[int, ...], Range]]:
+        return _cuts(like, arch, trainer, generator)
+
+    streams: dict[_Stream, list[Piece]] = {}
+    for number, tensor in enumerate(placed):
+        is_expert = tensor.expert is not None
+        ep_rank = 0
+        if tensor.expert is not None:
+            assert arch.experts is not None
+            ep_rank = tensor.expert // (arch.experts.num // trainer.ep)
+        for part, tp_ranks, piece in cuts(_anonymous(tensor, arch, generator)):
+            stream = _Stream(tensor.stage, is_expert, ep_rank, part, tp_ranks)
+            streams.setdefault(stream, []).append(Piece(number, piece))
+    return streams
+
+
+def _anonymous(
+    tensor: PlacedTensor, arch: Architecture, generator: GeneratorLayout
+) -> PlacedTensor:
+    """A stand-in for all tensors that are divided like this one: what `_cuts` depends on."""
+    expert = tensor.expert
+    if expert is not None and arch.experts is not None:
+        per_rank = arch.experts.num // generator.ep
+        expert = expert // per_rank * per_rank
+    return PlacedTensor("", tensor.shape, tensor.split, tensor.axis, 0, expert, tensor.most_parts)
+
+
+def _cuts(
+    tensor: PlacedTensor, arch: Architecture, trainer: TrainerLayout, generator: GeneratorLayout
+) -> list[tuple[int, tuple[int, ...], Range]]:
+    """(trainer part, the ranks of a generator that need it, what of it) for one tensor."""
+    ranks_of: dict[Range, list[int]] = {}
+    for tp_rank in range(generator.tp):
+        ranks_of.setdefault(needed(tensor, generator, arch, tp_rank), []).append(tp_rank)
+    parts = trainer.tp if tensor.expert is None else trainer.etp
+    holders = range(parts if tensor.axis is not None else 1)  # of a whole tensor: any, so the first
+    return [
+        (part, tuple(tp_ranks), overlap)
+        for wanted, tp_ranks in ranks_of.items()
+        for part in holders
+        if len(overlap := held(tensor, trainer, part) & wanted)
+    ]
+
+
+def _routes(
+    stream: _Stream, trainer: TrainerLayout, generator: GeneratorLayout
+) -> list[tuple[int, tuple[int, ...]]]:
+    """(source, targets): the replicas dealt to the copies of the shard."""
+    copies = trainer.expert_copies if stream.is_expert else trainer.dense_copies
+    routes: dict[int, list[int]] = {}
+    for replica in range(generator.replicas):
+        spread = copies > generator.replicas
+        copy = replica * copies // generator.replicas if spread else replica % copies
+        source = (
+            trainer.expert_rank(stream.stage, stream.ep_rank, stream.part, copy)
+            if stream.is_expert
+            else trainer.dense_rank(stream.stage, stream.part, copy)
+        )
+        first = replica * generator.tp
+        routes.setdefault(source, []).extend(first + tp_rank for tp_rank in stream.tp_ranks)
+    return [(source, tuple(targets)) for source, targets in routes.items()]
+
+
+def _num_bytes(tensor: PlacedTensor, piece: Range, itemsize: int) -> int:
+    return tensor.num_elements // tensor.length * len(piece) * itemsize

@@ -1,0 +1,201 @@
+"""`magistral plan weights`: how long an update would take in layouts that are not at hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from megatron_magistral.trainer.layout import LayoutError
+from megatron_magistral.weights.architecture import Architecture, ArchitectureError
+from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
+from megatron_magistral.weights.plan import direct_plan, gather_plan
+from megatron_magistral.weights.plan_cost import Links, Prediction, predict_all
+from megatron_magistral.weights.presets import find_model, num_parameters
+
+BAD_INPUT = 2
+TARGET_S = 5.0  # arXiv 2506.10910, section 3
+GIB, MIB = 1 << 30, 1 << 20
+LINK_HELP = "A speed, as NAME=VALUE; repeat. Names and defaults: " + ", ".join(
+    f"{field.name}={field.default:g}" for field in fields(Links)
+)
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def plan() -> None:
+    """What would happen, without doing it."""
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How a user divides `gpus` between trainer and generators, and each side."""
+
+    tp: int
+    pp: int
+    ep: int
+    generator_tp: int
+    generator_ep: int
+    trainer_share: float
+
+    def on(self, gpus: int) -> tuple[TrainerLayout, GeneratorLayout]:
+        """Raises LayoutError if the GPUs cannot be divided so."""
+        trainer_gpus = round(gpus * self.trainer_share)
+        generator_gpus = gpus - trainer_gpus
+        for what, num, size, key in (
+            ("trainer", trainer_gpus, self.tp * self.pp, "tp x pp"),
+            ("generator", generator_gpus, self.generator_tp, "generator-tp"),
+        ):
+            if num < 1 or num % size:
+                raise LayoutError(f"{num} {what} GPUs must be a multiple of {key} = {size}")
+        return (
+            TrainerLayout(
+                tp=self.tp, pp=self.pp, dp=trainer_gpus // (self.tp * self.pp), ep=self.ep
+            ),
+            GeneratorLayout(
+                replicas=generator_gpus // self.generator_tp,
+                tp=self.generator_tp,
+                ep=self.generator_ep,
+            ),
+        )
+
+
+@app.command("weights")
+def weights(
+    model: Annotated[
+        str, typer.Option(help="A preset, a config.json, or a size in MiB.")
+    ] = "magistral-small-24b",
+    gpus: Annotated[list[int], typer.Option(help="Of trainer and generators together; repeat.")] = [  # noqa: B006
+        64,
+        256,
+        1024,
+        4096,
+    ],
+    tp: Annotated[int, typer.Option(min=1, help="Trainer's tensor parallel size.")] = 8,
+    pp: Annotated[int, typer.Option(min=1, help="Trainer's pipeline stages.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Trainer's expert parallel size.")] = 1,
+    generator_tp: Annotated[int, typer.Option(min=1, help="Ranks of a generator.")] = 8,
+    generator_ep: Annotated[int, typer.Option(min=1, help="Of them, groups of experts.")] = 1,
+    trainer_share: Annotated[float, typer.Option(help="Of the GPUs, for the trainer.")] = 0.5,
+    bucket_mib: Annotated[int, typer.Option(min=1, help="Largest bucket.")] = 512,
+    wire_bytes: Annotated[int, typer.Option(help="Bytes of an element on the wire.")] = 2,
+    link: Annotated[list[str] | None, typer.Option(help=LINK_HELP)] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write this file.")] = None,
+) -> None:
+    """Predict the time, the pause and the memory of a weight update, by both plans."""
+    layouts = Layouts(tp, pp, ep, generator_tp, generator_ep, trainer_share)
+    try:
+        arch, links = find_model(model), _links(link or [])
+    except (ArchitectureError, ValueError) as error:
+        _refuse(str(error))
+    console = Console()
+    table = _table(model, arch, wire_bytes)
+    rows: list[dict[str, Any]] = []
+    problems = []
+    for num_gpus in gpus:
+        try:
+            found = _predictions(arch, layouts, num_gpus, links, bucket_mib * MIB, wire_bytes)
+        except LayoutError as error:
+            problems.append(f"--gpus {num_gpus}: {error}")
+            continue
+        for prediction in found:
+            table.add_row(*_cells(num_gpus, prediction))
+            rows.append({"gpus": num_gpus, **asdict(prediction)})
+    if rows:
+        console.print(table)
+    for problem in problems:
+        console.print(problem, style="yellow", highlight=False)
+    if json_file is not None:
+        document = {"model": model, "links": asdict(links), "layout": asdict(layouts)}
+        json_file.write_text(json.dumps(document | {"predictions": rows}, indent=2) + "\n")
+    if not rows:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _links(settings: list[str]) -> Links:
+    """Raises ValueError for what is no NAME=VALUE, with the names that there are."""
+    types = {
+        field.name: int if isinstance(field.default, int) else float for field in fields(Links)
+    }
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if name not in types or not equals:
+            raise ValueError(
+                f"--link {setting}: must be NAME=VALUE, NAME one of {', '.join(types)}"
+            )
+        try:
+            values[name] = types[name](text)
+        except ValueError:
+            raise ValueError(f"--link {setting}: {text!r} is not a number") from None
+        if values[name] < 0 or (values[name] == 0 and name != "nvlink_gb_s"):
+            raise ValueError(f"--link {setting}: must be more than 0")
+    return Links(**values)
+
+
+def _predictions(
+    arch: Architecture,
+    layouts: Layouts,
+    gpus: int,
+    links: Links,
+    bucket_bytes: int,
+    wire_bytes: int,
+) -> list[Prediction]:
+    trainer, generator = layouts.on(gpus)
+    plans = [
+        make(arch, trainer, generator, bucket_bytes=bucket_bytes, itemsize=wire_bytes)
+        for make in (gather_plan, direct_plan)
+    ]
+    return predict_all(plans, trainer, generator, links)
+
+
+def _table(model: str, arch: Architecture, wire_bytes: int) -> Table:
+    parameters = num_parameters(arch)
+    title = (
+        f"{model}: {parameters / 1e9:.1f}e9 parameters, {parameters * wire_bytes / GIB:.1f} GiB on "
+        f"the wire; target {TARGET_S:g} s (seconds; GiB of the busiest rank)"
+    )
+    table = Table("GPUs", "plan", "sent by", title=title)
+    for column in (
+        "update",
+        "pause",
+        "first bucket",
+        "gather",
+        "convert",
+        "calls",
+        "wire",
+        "load",
+        "buckets",
+        "sent",
+        "received",
+        "extra memory",
+    ):
+        table.add_column(column, justify="right")
+    return table
+
+
+def _cells(gpus: int, p: Prediction) -> list[str]:
+    style = "green" if p.total_s <= TARGET_S else "red"
+    hidden = (p.first_bucket_s, p.gather_s, p.convert_s)
+    seconds = (p.pause_s, *hidden, p.call_s, p.wire_s, p.load_s)
+    extra = max(p.trainer_extra_bytes, p.generator_extra_bytes)
+    return [
+        str(gpus),
+        p.kind.value,
+        p.senders.value,
+        f"[{style}]{p.total_s:.2f}[/]",
+        *(f"{value:.2f}" for value in seconds),
+        str(p.num_buckets),
+        *(f"{value / GIB:.1f}" for value in (p.sent_bytes, p.received_bytes, extra)),
+    ]
+
+
+def _refuse(message: str) -> NoReturn:
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(BAD_INPUT)

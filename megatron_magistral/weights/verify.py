@@ -1,0 +1,111 @@
+"""Checks an update end to end: what was sent is in the manifest, and what arrived is what was sent.
+
+One `Verifier` belongs to the engines of one group. Digests of the tensors to check are taken from
+the bytes on their way to the wire, of exactly the elements that some rank holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from torch import Tensor
+
+from megatron_magistral.rollout.engine import (
+    EngineControl,
+    EngineMismatch,
+    EngineRefused,
+    Phase,
+    TensorSpec,
+)
+from megatron_magistral.rollout.sglang_weights import View
+from megatron_magistral.weights.checksum import ChecksumSettings, digest, names_to_check
+from megatron_magistral.weights.flatten import FlatBucket, unflatten
+from megatron_magistral.weights.manifest import Layout, some
+
+
+class Verifier:
+    """`layouts` says, by engine, which elements of which tensor each rank holds."""
+
+    def __init__(
+        self,
+        manifest: Sequence[TensorSpec],
+        layouts: Mapping[str, Layout],
+        settings: ChecksumSettings,
+    ) -> None:
+        self._expected = {spec.name: spec for spec in manifest}
+        self._layouts = layouts
+        self._settings = settings
+        self._num_updates = 0
+        self._names: list[str] = []
+        self._unsent: set[str] = set()
+        self._digests: dict[tuple[str, View], Tensor] = {}
+
+    @property
+    def num_checked(self) -> int:
+        """Tensors that the present update checks."""
+        return len(self._names)
+
+    def begin(self, version: int) -> None:
+        """An update to `version` begins; the first one of a group is checked as a whole."""
+        first = self._num_updates == 0
+        self._names = names_to_check(list(self._expected), version, self._settings, first=first)
+        self._num_updates += 1
+        self._unsent = set(self._expected)
+        self._digests.clear()
+
+    def stranger(self, bucket: FlatBucket) -> str:
+        """What of `bucket` is not in the manifest as it is; empty if nothing is."""
+        for spec in bucket.specs:
+            expected = self._expected.get(spec.name)
+            if spec != expected:
+                return f"{spec} was to be sent, the manifest has {expected}"
+        return ""
+
+    def add(self, bucket: FlatBucket) -> None:
+        """Take the digests of a bucket that is being sent."""
+        chosen = set(self._names)
+        for name, tensor in unflatten(bucket):
+            self._unsent.discard(name)
+            if name not in chosen:
+                continue
+            for view in self._views(name):
+                offset = tensor.storage_offset() + view.offset
+                held = tensor.as_strided(view.size, view.stride, offset)
+                self._digests[name, view] = digest(held)
+
+    def unsent(self) -> str:
+        """Names of the tensors that no bucket held; empty if there are none."""
+        return some(sorted(self._unsent))
+
+    async def compare(self, engine: EngineControl, version: int) -> None:
+        """Read back the digests of `engine` and compare them.
+
+        Raises:
+            EngineMismatch: names every tensor whose bits are not those that were sent.
+        """
+        start = time.monotonic()
+        question = {"digest": self._names}
+        timeout_s = engine.timeouts.checksum_s
+        answers = await engine.ask_about_weights(Phase.CHECKSUM, question, timeout_s)
+        try:
+            ranks = msgspec.convert(answers, list[dict[str, list[int]]])
+        except msgspec.ValidationError as error:
+            elapsed_s = time.monotonic() - start
+            raise EngineRefused(engine.name, Phase.CHECKSUM, elapsed_s, str(error)) from error
+        if wrong := self._differences(engine.name, ranks):
+            detail = f"version {version}: bits differ from those sent: {some(wrong)}"
+            raise EngineMismatch(engine.name, Phase.CHECKSUM, time.monotonic() - start, detail)
+
+    def _differences(self, engine: str, ranks: Sequence[Mapping[str, list[int]]]) -> list[str]:
+        layout = self._layouts[engine]
+        return [
+            f"{name} (rank {number})"
+            for name in self._names
+            for number, (rank, views) in enumerate(zip(ranks, layout[name], strict=True))
+            if rank.get(name) != [int(self._digests[name, view]) for view in views]
+        ]
+
+    def _views(self, name: str) -> set[View]:
+        return {view for layout in self._layouts.values() for rank in layout[name] for view in rank}
