@@ -10,12 +10,16 @@ import torch
 import transformers
 
 from megatron_magistral.weights.architecture import (
+    TRAINED_FAMILIES,
     ArchitectureError,
+    Experts,
     Family,
     architecture_of,
     read_architecture,
+    read_config,
 )
 from tests.trainer.models import FAMILIES, hf_model
+from tests.weights.experts import EXPERT_FAMILIES, expert_config
 
 ROPES = {
     "default": dict(rope_type="default", rope_theta=5e5),
@@ -35,7 +39,8 @@ ROPES = {
 
 
 def test_every_family_is_tested() -> None:
-    assert set(FAMILIES) == set(Family)
+    assert set(FAMILIES) == TRAINED_FAMILIES
+    assert set(FAMILIES) | set(EXPERT_FAMILIES) == set(Family)
 
 
 @pytest.mark.parametrize("rope", ROPES)
@@ -63,6 +68,8 @@ def test_qwen_has_its_window_on_the_upper_layers_only() -> None:
     [
         (transformers.GPT2Config(), "model_type='gpt2' is unknown; known: llama, mistral"),
         (transformers.LlamaConfig(attention_bias=True), "attention_bias=True"),
+        (transformers.Qwen3MoeConfig(decoder_sparse_step=2), "decoder_sparse_step=2"),
+        (transformers.Qwen3MoeConfig(mlp_only_layers=[0]), r"mlp_only_layers=\[0\]"),
         (transformers.LlamaConfig(hidden_act="gelu"), "hidden_act='gelu'"),
         (
             transformers.LlamaConfig(
@@ -92,3 +99,11 @@ def test_a_saved_config_reads_the_same(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen3"
     assert read_architecture(tmp_path) == architecture_of(config)
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_a_model_with_experts_is_read_but_not_trained(family: str, tmp_path: Path) -> None:
+    expert_config(family).save_pretrained(tmp_path)
+    assert read_config(tmp_path / "config.json").experts == Experts(num=4, ffn_hidden_size=48)
+    with pytest.raises(ArchitectureError, match=f"model_type='{family}' has experts"):
+        read_architecture(tmp_path)

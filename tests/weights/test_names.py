@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
+
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from megatron_magistral.weights.architecture import Architecture, architecture_of
 from megatron_magistral.weights.names import (
@@ -15,16 +19,18 @@ from megatron_magistral.weights.names import (
     unshard,
 )
 from tests.trainer.models import FAMILIES, VOCAB_SIZE, hf_model
+from tests.weights.experts import EXPERT_FAMILIES, expert_model
 
-MODELS = [(family, tied) for family in FAMILIES for tied in (False, True)]
+MODELS = [(family, tied) for family in (*FAMILIES, *EXPERT_FAMILIES) for tied in (False, True)]
 
 
+@functools.cache
 def _model(family: str, tied: bool) -> tuple[Architecture, dict[str, torch.Tensor]]:
-    model = hf_model(family, tied=tied)
-    tensors = dict(model.state_dict())
-    if tied:
-        del tensors["lm_head.weight"]
-    return architecture_of(model.config), tensors
+    """The tensors as a checkpoint has them, each expert's its own."""
+    model = (hf_model if family in FAMILIES else expert_model)(family, tied=tied)
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        return architecture_of(model.config), load_file(f"{directory}/model.safetensors")
 
 
 @pytest.mark.parametrize(("family", "tied"), MODELS)
@@ -91,3 +97,17 @@ def test_transformer_engine_names_differ_only_in_the_norms() -> None:
     assert [p.sources for p in local.values()] == [p.sources for p in fused.values()]
     renamed = {new.rsplit(".", 1)[-1] for old, new in zip(local, fused, strict=True) if old != new}
     assert renamed == {"layer_norm_weight"}
+
+
+def test_transformer_engine_fuses_no_norm_into_experts() -> None:
+    arch, _ = _model("mixtral", False)
+    fused = parameters(arch, fused_norms=True)
+    assert "decoder.layers.0.pre_mlp_layernorm.weight" in fused
+    assert "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight" in fused
+
+
+def test_the_parameters_of_an_expert_carry_its_number() -> None:
+    arch, _ = _model("qwen3_moe", False)
+    params = parameters(arch).values()
+    assert {p.expert for p in params} == {None, 0, 1, 2, 3}
+    assert all((f".local_experts.{p.expert}." in p.name) == (p.expert is not None) for p in params)

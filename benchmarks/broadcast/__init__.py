@@ -1,0 +1,1 @@
+"""The broadcast benchmark: `python -m benchmarks.broadcast`."""

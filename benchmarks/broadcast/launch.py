@@ -1,0 +1,122 @@
+"""Starts the ranks of the benchmark on this machine, or finds that a launcher has started us."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import time
+import traceback
+from collections.abc import Callable, MutableMapping
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_END_S = 10.0
+_SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+_SLURM_PORT = 29_501
+
+
+class RankFailed(RuntimeError):
+    """Names the rank that failed first, with its traceback."""
+
+
+def adopt_launcher(environment: MutableMapping[str, str]) -> bool:
+    """Whether torchrun or srun has started this process; srun's variables get torchrun's names."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return True
+    # An interactive allocation sets these too, for a single task.
+    if int(environment.get("SLURM_NTASKS", "1")) <= 1 or "SLURM_PROCID" not in environment:
+        return False
+    for name, theirs in _SLURM.items():
+        environment[name] = environment[theirs]
+    environment.setdefault("MASTER_ADDR", _first_host(environment["SLURM_STEP_NODELIST"]))
+    environment.setdefault("MASTER_PORT", str(_SLURM_PORT))
+    return True
+
+
+def _first_host(nodes: str) -> str:
+    """`gpu[017-020,031],other` -> `gpu017`."""
+    prefix, bracket, rest = nodes.partition("[")
+    if not bracket:
+        return nodes.split(",")[0]
+    if "," in prefix:
+        return prefix.split(",")[0]
+    return prefix + rest.replace("]", ",").replace("-", ",").split(",")[0]
+
+
+def run_local(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float) -> Any:
+    """`function(*args)` on `world_size` new ranks of this machine; the result of rank 0.
+
+    Raises:
+        RankFailed: a rank raised, died or gave no result in time. The others are ended.
+    """
+    _CONTEXT.set_forkserver_preload([function.__module__])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks: list[tuple[Connection, BaseProcess]] = []
+    for rank in range(world_size):
+        ours, theirs = _CONTEXT.Pipe(duplex=False)
+        process: BaseProcess = _CONTEXT.Process(
+            target=_main, args=(theirs, function, rank, world_size, port, args), daemon=True
+        )
+        process.start()
+        theirs.close()
+        ranks.append((ours, process))
+    try:
+        return _results([pipe for pipe, _ in ranks], timeout_s)[0]
+    finally:
+        for pipe, process in ranks:
+            process.join(timeout=_END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            pipe.close()
+
+
+def _results(pipes: list[Connection], timeout_s: float) -> dict[int, Any]:
+    deadline = time.monotonic() + timeout_s
+    results: dict[int, Any] = {}
+    while len(results) < len(pipes):
+        waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
+        ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            silent = ", ".join(str(rank) for rank in waiting.values())
+            raise RankFailed(f"no result from ranks {silent} within {timeout_s:g} s")
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            rank = waiting[pipe]
+            try:
+                is_result, value = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                raise RankFailed(f"rank {rank} died without a word") from None
+            if not is_result:
+                raise RankFailed(f"rank {rank}:\n{value}")
+            results[rank] = value
+    return results
+
+
+def _main(
+    pipe: Connection,
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    port: int,
+    args: tuple[Any, ...],
+) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    try:
+        outcome = (True, function(*args))
+    except BaseException:
+        # The edge of a worker: whatever happened goes to the parent, which fails with it.
+        outcome = (False, traceback.format_exc())
+    pipe.send_bytes(pickle.dumps(outcome))

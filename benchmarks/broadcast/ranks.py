@@ -1,0 +1,283 @@
+"""What each rank of the benchmark does: trainer ranks first, then the generators' ranks.
+
+Rank 0 sends with the real `WeightSender`; the other trainer ranks gather with it; generator ranks
+are receivers in memory, or real engines that were started elsewhere. Rounds of a bare broadcast and
+of an update alternate, so that a machine that changes its speed changes both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.broadcast.engine import EngineReport, MemoryEngine, serve, touched
+from benchmarks.broadcast.groups import (
+    exchange_urls,
+    join,
+    local_host,
+    make_engine_groups,
+    make_mesh,
+    own_device,
+    own_group,
+    wire_backend,
+)
+from benchmarks.broadcast.memory import PeakMemory
+from benchmarks.broadcast.results import Bare, Options, Result, Round
+from megatron_magistral.rollout.engine import ControlTimeouts, EngineControl, Phase
+from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.engine_set import EngineSet
+from megatron_magistral.weights.gather import GatherSeconds, Mesh, gather_hf
+from megatron_magistral.weights.manifest import manifest_of
+from megatron_magistral.weights.names import Param, hf_shapes, parameters, shard_shape
+from megatron_magistral.weights.placement import tensors
+from megatron_magistral.weights.plan import gather_plan
+from megatron_magistral.weights.transfer import EngineAddress, WeightSender
+
+WARM_UP_ROUNDS = 2
+NUM_BARE, SMALL_BYTES = 5, 64 << 10
+# Beyond the number of any tensor: with NO_CHECKSUMS, updates from here on check none.
+FIRST_VERSION = 1 << 20
+NO_CHECKSUMS = ChecksumSettings(sample_stride=1 << 30, full_every=1 << 30)
+
+
+def run_rank(options: Options) -> Result | None:
+    """This process's part; the result on rank 0. Raises what failed, after leaving the groups."""
+    torch.set_num_threads(1)  # ranks share cores where there is no GPU
+    rank = join(options)
+    try:
+        is_trainer = rank < options.trainer.world_size
+        mesh = make_mesh(options)
+        trainer_ranks = own_group([range(options.trainer.world_size)], "gloo")
+        peers, bare_group = make_engine_groups(options)
+        device = own_device()
+        if not is_trainer:
+            assert peers is not None and bare_group is not None
+            _run_engine(options, rank - options.trainer.world_size, peers, bare_group, device)
+            return None
+        assert mesh is not None
+        urls = exchange_urls(None) if not options.engine_urls else options.engine_urls
+        return _Trainer(options, mesh, trainer_ranks, urls, bare_group, device).run()
+    finally:
+        dist.destroy_process_group()
+
+
+def _run_engine(
+    options: Options,
+    rank: int,
+    peers: dist.ProcessGroup,
+    bare_group: dist.ProcessGroup,
+    device: torch.device,
+) -> None:
+    dtype = getattr(torch, options.dtype)
+    engine = MemoryEngine(options.arch, options.generator, rank, peers, bare_group, dtype, device)
+    if rank % options.generator.tp:
+        exchange_urls(None)
+        engine.follow()
+        return
+    host = local_host()
+    asyncio.run(serve(engine, host, lambda port: _announce(f"http://{host}:{port}")))
+
+
+def _announce(url: str) -> None:
+    exchange_urls(url)
+
+
+class _Trainer:
+    """A trainer rank. The first one decides what happens; the others follow it."""
+
+    def __init__(
+        self,
+        options: Options,
+        mesh: Mesh,
+        ranks: dist.ProcessGroup,
+        urls: Sequence[str],
+        bare_group: Any,
+        device: torch.device,
+    ) -> None:
+        self._options = options
+        self._mesh = mesh
+        self._ranks = ranks
+        self._urls = urls
+        self._bare_group = bare_group
+        self._device = device
+        self._dtype = getattr(torch, options.dtype)
+        self._params = parameters(options.arch)
+        self._local = self._make_shards()
+        plan = gather_plan(
+            options.arch,
+            options.trainer,
+            options.generator,
+            bucket_bytes=options.bucket_bytes,
+            itemsize=self._dtype.itemsize,
+        )
+        self._sizes = [bucket.num_bytes for bucket in plan.buckets]
+        self._memory = PeakMemory(device)
+        self._version = FIRST_VERSION
+        self._bare_cpu_s = 0.0
+
+    def run(self) -> Result | None:
+        if dist.get_rank():
+            for _ in range(WARM_UP_ROUNDS + self._options.rounds):
+                self._follow()
+            return None
+        result = Result(wire_backend(), max(self._sizes))
+        engines = EngineSet([EngineControl(url) for url in self._urls])
+        try:
+            with self._make_sender() as sender:
+                tp = self._options.generator.tp
+                sender.connect([EngineAddress(url, tp) for url in self._urls])
+                self._warm_up(sender, engines, result)
+                for _ in range(self._options.rounds):
+                    result.rounds.append(self._round(sender, engines))
+                if not self._options.engine_urls:
+                    result.bare = self._bare(engines)
+        finally:
+            if not self._options.engine_urls:
+                engines.run(Phase.LEAVE, partial(_post, path="/shut_down", payload={}))
+            engines.close()
+        return result
+
+    def _make_sender(self) -> WeightSender:
+        bound_s = self._options.timeout_s
+        return WeightSender(
+            manifest_of(hf_shapes(self._options.arch), self._dtype),
+            backend=wire_backend(),
+            host=local_host(),
+            dtype=self._dtype,
+            timeouts=ControlTimeouts(transfer_s=bound_s, checksum_s=bound_s),
+            checksums=None if self._options.checksums else NO_CHECKSUMS,
+        )
+
+    def _warm_up(self, sender: WeightSender, engines: EngineSet, result: Result) -> None:
+        """The first update checks all that arrived; the second one is measured for its memory."""
+        self._round(sender, engines)
+        last = self._round(sender, engines, measures_memory=True)
+        result.trainer_extra_bytes = self._gathered(self._memory.extra_bytes())
+        result.generator_extra_bytes = [report.extra_bytes for report in last.engines]
+
+    def _round(
+        self, sender: WeightSender, engines: EngineSet, measures_memory: bool = False
+    ) -> Round:
+        seconds = GatherSeconds()
+        for _ in self._buckets(seconds):
+            pass
+        bare_s, bare_cpu_s = None, 0.0
+        if not self._options.engine_urls:
+            bare_s = self._bare_broadcast(engines, self._sizes)
+            bare_cpu_s = self._bare_cpu_s
+        if measures_memory:
+            self._memory.start()
+        self._version += 1
+        cpu_s = time.process_time()
+        timings = sender.send(self._buckets(None), self._version)
+        cpu_s = time.process_time() - cpu_s
+        reports = () if self._options.engine_urls else _reports(self._urls)
+        return Round(timings, seconds, bare_s, reports, cpu_s, bare_cpu_s)
+
+    def _follow(self) -> None:
+        """What `_round` gathers, on a rank that does not send."""
+        for _ in self._buckets(GatherSeconds()):
+            pass
+        measures_memory = self._version == FIRST_VERSION + 1
+        if measures_memory:
+            self._memory.start()
+        for _ in self._buckets(None):
+            pass
+        if measures_memory:
+            self._gathered(self._memory.extra_bytes())
+        self._version += 1
+
+    def _buckets(self, seconds: GatherSeconds | None) -> Any:
+        bucket_bytes = self._options.bucket_bytes
+        return gather_hf(self._local, self._params, self._mesh, bucket_bytes, self._dtype, seconds)
+
+    def _bare_broadcast(self, engines: EngineSet, sizes: Sequence[int]) -> float:
+        """Seconds for buffers of these sizes, one after the other, with nothing around them."""
+        running = engines.start(
+            Phase.TRANSFER, partial(_post, path="/bare_broadcast", payload={"sizes": list(sizes)})
+        )
+        buffers = [touched(size, self._device) for size in sizes]
+        dist.barrier(self._bare_group)
+        start, cpu_s = self._now(), time.process_time()
+        for buffer in buffers:
+            dist.broadcast(buffer, src=0, group=self._bare_group)
+        bare_s = self._now() - start
+        self._bare_cpu_s = time.process_time() - cpu_s
+        if errors := running.wait():
+            raise RuntimeError(f"bare broadcast: {errors[0]}")
+        return bare_s
+
+    def _bare(self, engines: EngineSet) -> Bare:
+        def median(measure: Callable[[], float]) -> float:
+            return statistics.median(measure() for _ in range(NUM_BARE))
+
+        def seconds(work: Callable[[], object]) -> float:
+            start = self._now()
+            work()
+            return self._now() - start
+
+        large = max(self._sizes)
+        source, target = touched(large, self._device), touched(large, self._device)
+        empty = touched(1, self._device)
+        call = partial(_post, path="/report", payload={})
+        small_s = median(lambda: self._bare_broadcast(engines, [SMALL_BYTES]))
+        large_s = median(lambda: self._bare_broadcast(engines, [large]))
+        return Bare(
+            ((SMALL_BYTES, small_s), (large, large_s)),
+            copy_gb_s=large / median(lambda: seconds(lambda: target.copy_(source))) / 1e9,
+            call_s=median(lambda: seconds(lambda: engines.run(Phase.INFO, call))),
+            tensor_s=median(lambda: seconds(lambda: empty.copy_(empty))),
+        )
+
+    def _gathered(self, value: Any) -> list[Any]:
+        """The values of all trainer ranks, on each of them."""
+        values: list[Any] = [None] * self._options.trainer.world_size
+        dist.all_gather_object(values, value, group=self._ranks)
+        return values
+
+    def _make_shards(self) -> dict[str, Tensor]:
+        stage_of = {t.name: t.stage for t in tensors(self._options.arch, self._options.trainer)}
+        held: dict[str, Param] = {
+            name: param
+            for name, param in self._params.items()
+            if not param.is_copy and stage_of[param.sources[0]] == self._mesh.pp_rank
+        }
+        generator = torch.Generator(self._device).manual_seed(dist.get_rank())
+        return {
+            name: torch.randn(
+                shard_shape(param, self._mesh.tp_size), generator=generator, device=self._device
+            ).to(self._dtype)
+            for name, param in held.items()
+        }
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.monotonic()
+
+
+async def _post(engine: EngineControl, *, path: str, payload: dict[str, Any]) -> None:
+    await engine.post(Phase.TRANSFER, path, payload, engine.timeouts.transfer_s)
+
+
+def _reports(urls: Sequence[str]) -> tuple[EngineReport, ...]:
+    """What every engine rank measured of the last update."""
+
+    async def ask() -> list[EngineReport]:
+        found: list[EngineReport] = []
+        for url in urls:
+            async with EngineControl(url) as engine:
+                reply = await engine.post(Phase.INFO, "/report", {}, engine.timeouts.info_s)
+            found += msgspec.json.decode(reply["message"], type=list[EngineReport])
+        return found
+
+    return tuple(asyncio.run(ask()))

@@ -1,0 +1,71 @@
+"""What is measured, and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from benchmarks.broadcast.engine import EngineReport
+from megatron_magistral.weights.architecture import Architecture
+from megatron_magistral.weights.gather import GatherSeconds
+from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
+from megatron_magistral.weights.transfer import UpdateTimings
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured: `rounds` updates and bare broadcasts, after two rounds that do not count.
+
+    `checksums` is what users get: some of the tensors are read back and compared each time.
+    """
+
+    arch: Architecture
+    trainer: TrainerLayout
+    generator: GeneratorLayout
+    bucket_bytes: int
+    dtype: str = "bfloat16"
+    rounds: int = 10
+    timeout_s: float = 120.0
+    checksums: bool = True
+    engine_urls: tuple[str, ...] = ()
+    """Real engines; without any, generator ranks are receivers in memory."""
+
+    @property
+    def world_size(self) -> int:
+        receivers = 0 if self.engine_urls else self.generator.world_size
+        return self.trainer.world_size + receivers
+
+
+@dataclass(frozen=True)
+class Round:
+    """One update and, where generator ranks are ours, the bare broadcast beside it. `cpu_s` and
+    `bare_cpu_s` are the sender's processor time for the two."""
+
+    timings: UpdateTimings
+    gather: GatherSeconds
+    bare_s: float | None
+    engines: tuple[EngineReport, ...]
+    cpu_s: float
+    bare_cpu_s: float
+
+
+@dataclass(frozen=True)
+class Bare:
+    """What the parts of an update cost by themselves: (bytes, seconds) of a small and a large
+    broadcast, a copy, a control call to all engines, and a copy of next to nothing."""
+
+    broadcasts: tuple[tuple[int, float], tuple[int, float]]
+    copy_gb_s: float
+    call_s: float
+    tensor_s: float
+
+
+@dataclass
+class Result:
+    """On rank 0. Memory is that of one update, beyond what was there, by rank."""
+
+    backend: str
+    max_bucket_bytes: int
+    rounds: list[Round] = field(default_factory=list)
+    bare: Bare | None = None
+    trainer_extra_bytes: list[int | None] = field(default_factory=list)
+    generator_extra_bytes: list[int | None] = field(default_factory=list)

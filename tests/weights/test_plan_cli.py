@@ -1,0 +1,66 @@
+"""`magistral plan weights` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from megatron_magistral.weights.plan_cli import app
+from tests.weights.experts import expert_config
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["weights", *arguments], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+def test_the_table_and_the_file_say_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    code, output = run("--gpus", "64", "--json", str(path))
+    assert code == 0
+    document = json.loads(path.read_text())
+    assert [p["kind"] for p in document["predictions"]] == ["gather", "direct"]
+    for prediction in document["predictions"]:
+        assert f"{prediction['total_s']:.2f}" in output
+
+
+def test_a_link_that_is_named_counts(tmp_path: Path) -> None:
+    paths = [tmp_path / "usual.json", tmp_path / "slow.json"]
+    run("--gpus", "64", "--json", str(paths[0]))
+    run("--gpus", "64", "--link", "nic_gb_s=4.5", "--json", str(paths[1]))
+    usual, slow = (json.loads(path.read_text())["predictions"][0]["wire_s"] for path in paths)
+    assert slow > 5 * usual
+
+
+def test_a_config_with_experts_is_read(tmp_path: Path) -> None:
+    expert_config("qwen3_moe").save_pretrained(tmp_path)
+    config = str(tmp_path / "config.json")
+    layout = ["--tp", "2", "--ep", "4", "--generator-tp", "2", "--generator-ep", "2"]
+    code, output = run("--model", config, "--gpus", "16", *layout)
+    assert code == 0, output
+
+
+def test_a_number_of_gpus_that_does_not_fit_is_named_and_the_others_are_shown() -> None:
+    code, output = run("--gpus", "24", "--gpus", "64")
+    assert code == 0
+    assert "--gpus 24: 12 trainer GPUs must be a multiple of tp x pp = 8" in output
+    assert "gather" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "gpt-5"), "model = 'gpt-5': must be one of magistral-small-24b"),
+        (("--link", "nic=4"), "--link nic=4: must be NAME=VALUE, NAME one of gpus_per_node"),
+        (("--link", "nic_gb_s=fast"), "--link nic_gb_s=fast: 'fast' is not a number"),
+        (("--link", "nic_gb_s=0"), "--link nic_gb_s=0: must be more than 0"),
+        (("--gpus", "24"), "--gpus 24: 12 trainer GPUs must be a multiple"),
+    ],
+)
+def test_bad_input_is_refused_by_name(arguments: tuple[str, ...], words: str) -> None:
+    code, output = run(*arguments)
+    assert code == 2
+    assert words in " ".join(output.split())
