@@ -5,13 +5,15 @@ seconds spent. Control calls go to each server itself: a router in front answers
 
 A weight update is, in this order and only this one:
 
-    pause (in place) -> begin -> update_bucket (once per bucket) -> stamp (version) -> end -> resume
+    pause (in place) -> begin -> update_bucket (once per bucket) -> checksums -> stamp (version)
+    -> end -> resume
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +24,10 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from megatron_magistral.rollout.sglang_plugin import STATE_KEY
+from megatron_magistral.rollout.sglang_plugin import ACTION_PREFIX, STATE_KEY
+from megatron_magistral.rollout.sglang_server import VersionSupport, sglang_version_status
+
+log = logging.getLogger(__name__)
 
 UNKNOWN_VERSION = -1  # weights loaded from disk: SGLang calls their version "default"
 
@@ -40,12 +45,15 @@ class Phase(StrEnum):
     GENERATE = "generate"
     JOIN = "join update group"
     LEAVE = "leave update group"
+    MANIFEST = "compare manifest"
     PAUSE = "pause"
     BEGIN = "begin update"
     TRANSFER = "transfer bucket"
+    CHECKSUM = "compare checksums"
     STAMP = "set version"
     END = "end update"
     RESUME = "resume"
+    PROBE = "score probe"
 
 
 class EngineError(RuntimeError):
@@ -71,6 +79,10 @@ class EngineRefused(EngineError):
     """The server answered, and said no or something we cannot read."""
 
 
+class EngineMismatch(EngineError):
+    """The server's weights are not what they must be; the detail names the tensors."""
+
+
 @dataclass(frozen=True)
 class ControlTimeouts:
     """Bounds of the control calls in seconds; `transfer_s` is that of one bucket."""
@@ -80,6 +92,8 @@ class ControlTimeouts:
     pause_s: float = 30.0
     begin_s: float = 60.0
     transfer_s: float = 120.0
+    checksum_s: float = 60.0
+    probe_s: float = 60.0
     end_s: float = 60.0
     resume_s: float = 30.0
 
@@ -104,6 +118,11 @@ class TensorSpec:
     dtype: str
 
 
+def server_name(url: str) -> str:
+    """What an engine is called that has no name of its own."""
+    return url.removeprefix("http://").rstrip("/")
+
+
 def parse_version(version: str) -> int:
     """SGLang's version string as our integer.
 
@@ -125,7 +144,7 @@ class EngineControl:
         self, url: str, *, name: str | None = None, timeouts: ControlTimeouts | None = None
     ) -> None:
         self.url = url.rstrip("/")
-        self.name = name or self.url.removeprefix("http://")
+        self.name = name or server_name(url)
         self.timeouts = timeouts or ControlTimeouts()
         self._session: aiohttp.ClientSession | None = None
 
@@ -185,23 +204,26 @@ class EngineControl:
         except ValueError as error:
             raise self._refused(Phase.INFO, start, str(error)) from error
 
-    async def check_plugin(self) -> None:
-        """Check that a forward in flight cannot meet arriving weights.
+    async def check_server(self) -> None:
+        """Check that the server is an SGLang that we know how to update, with our plugin in it.
 
         Raises:
-            EngineRefused: the overlap scheduler is on and our plugin's hook is not active.
+            EngineRefused: it is too old, or our plugin's hooks are not active.
         """
         start = time.monotonic()
         info = await self.server_info()
-        if info.get("disable_overlap_schedule"):
-            return
+        status = sglang_version_status(info.get("version", "0"))
+        if status.support is VersionSupport.TOO_OLD:
+            raise self._refused(Phase.INFO, start, status.message)
+        if status.support is VersionSupport.UNTESTED:
+            log.warning("engine %s: %s", self.name, status.message)
         states = info.get("internal_states") or [{}]
         if not all(state.get(STATE_KEY, {}).get("active") for state in states):
             raise self._refused(
                 Phase.INFO,
                 start,
-                "the overlap scheduler is on but the `magistral` plugin is not active in it: "
-                "install megatron-magistral in SGLang's environment or disable the overlap",
+                "the `magistral` plugin is not active in it: install megatron-magistral in "
+                "SGLang's environment, and see its log for why the plugin did not load",
             )
 
     async def join_update_group(self, group: UpdateGroup, rank_offset: int) -> None:
@@ -215,12 +237,12 @@ class EngineControl:
             "backend": group.backend,
         }
         timeout_s = self.timeouts.join_s
-        await self._post(Phase.JOIN, "/init_weights_update_group", payload, timeout_s)
+        await self.post(Phase.JOIN, "/init_weights_update_group", payload, timeout_s)
 
     async def leave_update_group(self, group_name: str) -> None:
         payload = {"group_name": group_name}
         timeout_s = self.timeouts.join_s
-        await self._post(Phase.LEAVE, "/destroy_weights_update_group", payload, timeout_s)
+        await self.post(Phase.LEAVE, "/destroy_weights_update_group", payload, timeout_s)
 
     async def pause(self) -> None:
         """Stop generating and keep every request with its KV cache where it is.
@@ -228,12 +250,12 @@ class EngineControl:
         The server acknowledges before its scheduler has stopped; `begin_update` waits for that.
         """
         payload = {"mode": "in_place"}  # SGLang's default mode aborts every request
-        await self._post(Phase.PAUSE, "/pause_generation", payload, self.timeouts.pause_s)
+        await self.post(Phase.PAUSE, "/pause_generation", payload, self.timeouts.pause_s)
 
     async def begin_update(self) -> None:
         """Open an update session; answers when no forward pass is running on any rank."""
         timeout_s = self.timeouts.begin_s
-        await self._post(Phase.BEGIN, "/begin_weight_update", {}, timeout_s)
+        await self.post(Phase.BEGIN, "/begin_weight_update", {}, timeout_s)
 
     async def update_bucket(self, specs: Sequence[TensorSpec], group_name: str) -> None:
         """Receive one flattened bucket from rank 0 of the group and load it.
@@ -249,15 +271,27 @@ class EngineControl:
             "flush_cache": False,  # a flush with live requests fails the call after the load
         }
         timeout_s = self.timeouts.transfer_s
-        await self._post(Phase.TRANSFER, "/update_weights_from_distributed", payload, timeout_s)
+        await self.post(Phase.TRANSFER, "/update_weights_from_distributed", payload, timeout_s)
+
+    async def ask_about_weights(
+        self, phase: Phase, question: dict[str, Any], timeout_s: float
+    ) -> list[Any]:
+        """Our plugin's answer to `question` (sglang_plugin.answer), one of each rank."""
+        start = time.monotonic()
+        payload = {"action": ACTION_PREFIX + msgspec.json.encode(question).decode()}
+        reply = await self.post(phase, "/weights_checker", payload, timeout_s)
+        try:
+            return msgspec.json.decode(reply["message"])
+        except (msgspec.DecodeError, KeyError) as error:
+            raise self._refused(phase, start, f"the plugin's answer is no JSON: {error}") from error
 
     async def stamp(self, version: int) -> None:
         """Name the loaded weights. After the last bucket only: partial weights have no version."""
         payload = {"new_version": str(version), "abort_all_requests": False}
-        await self._post(Phase.STAMP, "/update_weight_version", payload, self.timeouts.end_s)
+        await self.post(Phase.STAMP, "/update_weight_version", payload, self.timeouts.end_s)
 
     async def end_update(self) -> None:
-        await self._post(Phase.END, "/end_weight_update", {}, self.timeouts.end_s)
+        await self.post(Phase.END, "/end_weight_update", {}, self.timeouts.end_s)
 
     async def abandon_update(self) -> None:
         """Close the session that a failed update left open, if any. The engine stays paused."""
@@ -267,11 +301,12 @@ class EngineControl:
     async def resume(self) -> None:
         """Continue every paused request on its old KV cache."""
         payload = {"torch_empty_cache": False}
-        await self._post(Phase.RESUME, "/continue_generation", payload, self.timeouts.resume_s)
+        await self.post(Phase.RESUME, "/continue_generation", payload, self.timeouts.resume_s)
 
-    async def _post(
+    async def post(
         self, phase: Phase, path: str, payload: dict[str, Any], timeout_s: float
     ) -> dict[str, Any]:
+        """POST `payload` as JSON and return the answer, which must not be a refusal."""
         start = time.monotonic()
         answer = await self._call(phase, "POST", path, payload, timeout_s)
         if answer.get("success") is False:

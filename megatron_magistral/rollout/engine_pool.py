@@ -1,60 +1,307 @@
 """The generators of a run as one: least-loaded choice, and a gate that closes while weights change.
 
 Requests in flight go on through a weight update; only requests that were not yet sent wait. A
-request carries the policy version as its cache salt, so that no request reuses a prefix that older
-weights computed.
+request carries the policy version as its cache salt, so that no request that is sent after an
+update reuses a prefix that older weights computed. One that was sent before and waited in its
+server through the update still may, like one that had begun.
+
+Only healthy engines get requests. What an engine had sampled when it broke is kept: the request
+goes on from there on another one. An engine that missed a request is asked for a sign of life; a
+dead one is restarted, so often and no oftener, and gets nothing before its first full update.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from megatron_magistral.rollout.generator import SamplingSettings
+from megatron_magistral.rollout.engine import EngineError
+from megatron_magistral.rollout.engine_state import EngineEvent, EngineState, EngineStatus
+from megatron_magistral.rollout.generator import GenerationInterrupted, SamplingSettings
 from megatron_magistral.types import Completion
+
+log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
     """What the pool needs of a generator."""
 
+    @property
+    def name(self) -> str: ...
+
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingSettings, *, cache_salt: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingSettings,
+        *,
+        cache_salt: str,
+        partial: Completion | None = None,
     ) -> Completion: ...
+
+    def interrupt(self) -> None: ...
+
+    async def wait_ready(self, timeout_s: float) -> None: ...
+
+    async def weight_version(self) -> int: ...
+
+    async def abandon_update(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """Bounds, in seconds and counts.
+
+    `suspect_s` is how long an engine may take to give a sign of life, `restart_s` how long to come
+    back, `max_restarts` how often it is restarted in a run. `update_bound_s` is how long an update
+    may take from its announcement to its end before its sender counts as lost. A request is tried
+    on `max_tries` engines, and waits `wait_s` at most for one.
+    """
+
+    suspect_s: float = 30.0
+    restart_s: float = 600.0
+    max_restarts: int = 3
+    update_bound_s: float = 900.0
+    max_tries: int = 8
+    wait_s: float = 1800.0
+
+
+class NoEngineLeft(RuntimeError):
+    """No engine is left for a request; names all of them with what happened to each."""
+
+
+async def restarted_elsewhere(name: str) -> None:
+    """For engines whose process is restarted by whoever started it, once it has ended."""
 
 
 class EnginePool:
-    """Spreads requests over engines that all hold policy `version`."""
+    """Spreads requests over engines that hold policy `version`.
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self._engines = engines
-        self._load = [0] * len(engines)
+    `restart` is asked to start a dead engine's process anew under the same address; it returns
+    when that is under way.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        settings: PoolSettings | None = None,
+        restart: Callable[[str], Awaitable[None]] = restarted_elsewhere,
+    ) -> None:
+        self._settings = settings or PoolSettings()
+        self._restart = restart
+        self._engines: dict[str, Engine] = {}
+        self._load: dict[str, int] = {}
+        self._examining: dict[str, asyncio.Task[None]] = {}
+        self._errands: set[asyncio.Task[None]] = set()
+        self._watchdog: asyncio.TimerHandle | None = None
         self._gate = asyncio.Event()
+        self._available = asyncio.Event()
+        self.statuses: dict[str, EngineStatus] = {}
         self.version = -1
+        self.num_lost_updates = 0
+        self.num_retried = 0
+        for engine in engines:
+            self.join(engine)
+
+    def join(self, engine: Engine) -> None:
+        """Take in an engine; it gets requests once an update has reached it."""
+        self._engines[engine.name] = engine
+        self._load[engine.name] = 0
+        self.statuses[engine.name] = EngineStatus(engine.name, since_s=time.monotonic())
+
+    def leave(self, name: str) -> None:
+        """Forget an engine; its requests go on elsewhere."""
+        self._stop_examining(name)
+        del self.statuses[name]
+        self._engines.pop(name).interrupt()
+        self._refresh()
 
     @property
     def is_open(self) -> bool:
         return self._gate.is_set()
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingSettings) -> Completion:
-        await self._gate.wait()
-        index = self._load.index(min(self._load))
-        self._load[index] += 1
-        try:
-            return await self._engines[index].generate(
-                prompt_ids, sampling, cache_salt=f"v{self.version}"
-            )
-        finally:
-            self._load[index] -= 1
-
-    def close_gate(self) -> None:
-        """Hold back new requests: a weight update begins."""
-        self._gate.clear()
-
-    def open_gate(self, version: int) -> None:
-        """Every engine holds `version` now."""
-        self.version = version
-        self._gate.set()
-
     async def wait_open(self) -> None:
         await self._gate.wait()
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingSettings) -> Completion:
+        """Sample one completion, on as many engines as it takes.
+
+        Raises:
+            NoEngineLeft: within the bounds no engine could finish it.
+        """
+        partial: Completion | None = None
+        for _ in range(self._settings.max_tries):
+            engine = await self._choose()
+            version = self.version
+            self._load[engine.name] += 1
+            try:
+                completion = await engine.generate(
+                    prompt_ids, sampling, cache_salt=f"v{version}", partial=partial
+                )
+                if self._is_sound(engine, completion, partial, version):
+                    return completion
+            except GenerationInterrupted as error:
+                if self._is_sound(engine, error.partial, partial, version):
+                    partial = error.partial
+                self._missed(engine, str(error))
+            finally:
+                self._load[engine.name] -= 1
+            self.num_retried += 1
+        raise NoEngineLeft(f"{self._settings.max_tries} tries of one request: {self.describe()}")
+
+    def describe(self) -> str:
+        return "; ".join(str(status) for status in self.statuses.values()) or "no engines"
+
+    def close_gate(self, version: int) -> None:
+        """Hold back new requests: an update to `version` begins, and must end within its bound."""
+        self._gate.clear()
+        self._refresh()
+        self._disarm()
+        bound_s = self._settings.update_bound_s
+        loop = asyncio.get_running_loop()
+        self._watchdog = loop.call_later(bound_s, self._lose_update, version, bound_s)
+
+    def open_gate(self, version: int, serving: Iterable[str] | None = None) -> None:
+        """The engines named `serving`, or all, hold `version` now; others get no requests."""
+        self._disarm()
+        self.version = version
+        chosen = set(self._engines if serving is None else serving)
+        for name, engine in self._engines.items():
+            if name in chosen:
+                self._stop_examining(name)
+                self._note(name, EngineEvent.UPDATED, f"version {version}")
+            else:
+                self._note(name, EngineEvent.DOUBTFUL, f"did not get version {version}")
+                engine.interrupt()
+                self._start_examining(engine)
+        self._gate.set()
+        self._refresh()
+
+    async def close(self) -> None:
+        """End what the pool does in the background."""
+        self._disarm()
+        tasks = [*self._examining.values(), *self._errands]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _choose(self) -> Engine:
+        try:
+            await asyncio.wait_for(self._available.wait(), self._settings.wait_s)
+        except TimeoutError:
+            waited = f"no engine for {self._settings.wait_s:g} s"
+            raise NoEngineLeft(f"{waited}: {self.describe()}") from None
+        healthy = self._healthy()
+        if not healthy:
+            raise NoEngineLeft(f"every engine is beyond its restarts: {self.describe()}")
+        return self._engines[min(healthy, key=self._load.__getitem__)]
+
+    def _healthy(self) -> list[str]:
+        return [n for n, s in self.statuses.items() if s.state is EngineState.HEALTHY]
+
+    def _refresh(self) -> None:
+        """Let requests through, or wait: for the gate, or for an engine that may come back."""
+        lost = bool(self.statuses) and all(map(self._is_given_up, self.statuses.values()))
+        if self._gate.is_set() and (self._healthy() or lost):
+            self._available.set()
+        else:
+            self._available.clear()
+
+    def _is_given_up(self, status: EngineStatus) -> bool:
+        restarts_left = status.num_restarts < self._settings.max_restarts
+        return status.state is EngineState.DEAD and not restarts_left
+
+    def _is_sound(
+        self, engine: Engine, got: Completion, partial: Completion | None, version: int
+    ) -> bool:
+        """Whether the new tokens come from `version` or later.
+
+        If not, the server was restarted unnoticed and sampled with other weights.
+        """
+        num_kept = len(partial.output_ids) if partial else 0
+        older = [span for span in got.spans if span.end > num_kept and span.version < version]
+        if not older:
+            return True
+        why = f"sampled with version {older[0].version} when it was to hold {version}"
+        self._note(engine.name, EngineEvent.DOUBTFUL, why)
+        return False
+
+    def _missed(self, engine: Engine, why: str) -> None:
+        self._note(engine.name, EngineEvent.MISSED, why)
+        self._start_examining(engine)
+
+    def _start_examining(self, engine: Engine) -> None:
+        running = self._examining.get(engine.name)
+        if engine.name in self.statuses and (running is None or running.done()):
+            self._examining[engine.name] = asyncio.create_task(self._examine(engine))
+
+    async def _examine(self, engine: Engine) -> None:
+        """Find out whether an engine lives; see a dead one through its restarts."""
+        name = engine.name
+        try:
+            await engine.wait_ready(self._settings.suspect_s)
+            held = await engine.weight_version()
+        except EngineError as error:
+            self._note(name, EngineEvent.SILENT, str(error))
+        else:
+            suspect = self.statuses[name].state is EngineState.SUSPECT
+            intact = suspect and self.is_open and held == self.version
+            event = EngineEvent.INTACT if intact else EngineEvent.DOUBTFUL
+            self._note(name, event, f"answers, holds version {held}")
+            return
+        while not self._is_given_up(self.statuses[name]):
+            self._note(name, EngineEvent.RESTART, self.statuses[name].why)
+            await self._restart(name)
+            try:
+                await engine.wait_ready(self._settings.restart_s)
+            except EngineError as error:
+                self._note(name, EngineEvent.SILENT, str(error))
+            else:
+                self._note(name, EngineEvent.UP, "answers again, not updated yet")
+                return
+
+    def _lose_update(self, version: int, bound_s: float) -> None:
+        """The sender is gone: what engines hold is unknown, and they stay paused.
+
+        Their sessions are closed, so that another sender can begin; its full update resumes them
+        with all requests that they still hold.
+        """
+        self._watchdog = None
+        self.num_lost_updates += 1
+        why = f"update to version {version} did not end within {bound_s:g} s: its sender is lost"
+        for name, engine in self._engines.items():
+            self._note(name, EngineEvent.DOUBTFUL, why)
+            if self.statuses[name].state is EngineState.STALE:
+                self._run_errand(self._abandon(engine))
+
+    async def _abandon(self, engine: Engine) -> None:
+        try:
+            await engine.abandon_update()
+        except EngineError as error:
+            self._note(engine.name, EngineEvent.SILENT, str(error))
+
+    def _run_errand(self, errand: Any) -> None:
+        task = asyncio.create_task(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _stop_examining(self, name: str) -> None:
+        if task := self._examining.pop(name, None):
+            task.cancel()
+
+    def _disarm(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def _note(self, name: str, event: EngineEvent, why: str) -> None:
+        if name not in self.statuses:
+            return  # it has left
+        before = self.statuses[name]
+        self.statuses[name] = before.after(event, why, time.monotonic())
+        if self.statuses[name].state is not before.state:
+            log.info("%s, was %s", self.statuses[name], before.state)
+        self._refresh()

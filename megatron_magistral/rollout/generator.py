@@ -104,6 +104,12 @@ class Generator(EngineControl):
         self.decode = decode
         self.stall_timeout_s = stall_timeout_s
         self.lag_tokens = OVERLAP_LAG_TOKENS if overlap_schedule else 0
+        self._responses: set[aiohttp.ClientResponse] = set()
+
+    def interrupt(self) -> None:
+        """Break off every response; each request ends as if the connection had broken."""
+        for response in list(self._responses):
+            response.close()
 
     async def generate(
         self,
@@ -179,14 +185,18 @@ class Generator(EngineControl):
                     time.monotonic() - start,
                     f"HTTP {response.status}: {content}",
                 )
-            buffer = b""
-            async for data in response.content.iter_any():
-                *events, buffer = (buffer + data).split(b"\n\n")
-                for event in events:
-                    body = event.removeprefix(b"data: ")
-                    if body == b"[DONE]":
-                        return
-                    yield decoder.decode(body)
+            self._responses.add(response)
+            try:
+                buffer = b""
+                async for data in response.content.iter_any():
+                    *events, buffer = (buffer + data).split(b"\n\n")
+                    for event in events:
+                        body = event.removeprefix(b"data: ")
+                        if body == b"[DONE]":
+                            return
+                        yield decoder.decode(body)
+            finally:
+                self._responses.discard(response)
 
     def _interrupted(
         self, start: float, detail: str, builder: CompletionBuilder

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import httpx
 import msgspec
 
-from megatron_magistral.types import Batch
+from megatron_magistral.types import Batch, Progress
 
 REQUEST_TIMEOUT_S = 60.0
 READY_POLL_S = 0.25
@@ -38,6 +38,10 @@ class Feed:
                     ) from error
             time.sleep(READY_POLL_S)
 
+    def start(self, progress: Progress) -> None:
+        """Say where the stage goes on, before the first weights."""
+        self._request("POST", "/start", msgspec.json.encode(progress))
+
     def pull(self, step: int, data_rank: int) -> Batch:
         """Wait for this data-parallel rank's share of `step`."""
         path = f"/steps/{step}/shares/{data_rank}"
@@ -51,8 +55,10 @@ class Feed:
     def begin_update(self, version: int) -> None:
         self._request("PUT", f"/weights/{version}")
 
-    def end_update(self, version: int) -> None:
-        self._request("POST", f"/weights/{version}")
+    def end_update(self, version: int, engines: Sequence[str] | None = None) -> None:
+        """`engines` serve `version` now, others must get no requests; None: all of them do."""
+        body = None if engines is None else msgspec.json.encode(list(engines))
+        self._request("POST", f"/weights/{version}", body)
 
     def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
         self._request("POST", f"/steps/{step}/trained", msgspec.json.encode(dict(metrics)))

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from transformers import AutoTokenizer
 
 from megatron_magistral.config import Config
+from megatron_magistral.prompts import load_template, render_prompt
 from megatron_magistral.rollout.engine import ControlTimeouts
 from megatron_magistral.trainer.feed import Feed
 from megatron_magistral.trainer.step import Trainer
+from megatron_magistral.types import TrainSequence
+from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.fleet import Fleet, FleetExhausted, FleetSettings, Round
+from megatron_magistral.weights.manifest import manifest_of
+from megatron_magistral.weights.names import hf_shapes
+from megatron_magistral.weights.probe import AlarmSettings
+from megatron_magistral.weights.probe_engines import PendingProbe, ProbeHistory
 from megatron_magistral.weights.transfer import EngineAddress, UpdateTimings, WeightSender
 
+log = logging.getLogger(__name__)
+
 MIB = 1 << 20
+# The probe is a prompt of the run, cut to so many tokens.
+MAX_PROBE_TOKENS = 256
+PROBE_STATEMENT = "What is 6 times 7?"
+
+
+@dataclass(frozen=True)
+class PublishSettings:
+    """What is done beyond sending: checks of what arrived, and bounds for engines that fail."""
+
+    checksums: ChecksumSettings = field(default_factory=ChecksumSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    alarm: AlarmSettings = field(default_factory=AlarmSettings)
 
 
 class WeightPublisher:
     """Every rank publishes: one sends what all of them gather.
 
-    The controller holds back new requests from before the pause until every engine has the new
-    version, so that a request's cache salt names the weights that it starts on.
+    The controller holds back new requests from before the pause until the engines that it is then
+    told of have the new version, so that a request's cache salt names the weights that it starts
+    on. An engine that does not get the version is left out of that list, and of the traffic.
     """
 
     def __init__(
@@ -31,48 +57,133 @@ class WeightPublisher:
         generators: Sequence[str],
         *,
         speaks: bool,
+        settings: PublishSettings | None = None,
     ) -> None:
         assert config.rl is not None
+        settings = settings or PublishSettings()
         self._trainer = trainer
         self._feed = feed
         self._dtype = getattr(torch, config.generator.dtype)
         self._bucket_bytes = int(config.rl.weight_bucket_mib * MIB)
-        self._sender: WeightSender | None = None
+        self._microbatch_tokens = config.rl.microbatch_tokens
+        self._probe = _probe_sequence(trainer, config)
+        self._history = ProbeHistory(settings.alarm)
+        self._fleet: Fleet | None = None
         feed.wait_ready(config.generator.start_timeout_s)
         if speaks:
-            update_timeout_s = config.generator.update_timeout_s
-            self._sender = WeightSender(
-                backend="nccl" if torch.cuda.is_available() else "gloo",
-                dtype=self._dtype,
-                timeouts=ControlTimeouts(transfer_s=update_timeout_s),
-            )
-            tp = config.generator.tensor_parallel
-            self._sender.connect([EngineAddress(url, tp) for url in generators])
+            self._fleet = _make_fleet(trainer, config, self._dtype, generators, settings)
+            self._fleet.connect()
 
     def publish(self, version: int) -> dict[str, float]:
-        """Send the present weights as `version`; the timings, on the rank that sends."""
-        buckets = self._trainer.named_hf_buckets(self._bucket_bytes, self._dtype)
-        if self._sender is None:
-            for _ in buckets:
-                pass
-            dist.barrier()
+        """Send the present weights as `version`; the metrics, on the rank that sends.
+
+        Raises:
+            FleetExhausted: no engine could be updated; on every rank.
+        """
+        if self._fleet is not None:
+            self._feed.begin_update(version)
+            self._fleet.begin(version)
+        num_rounds = 1
+        while (outcome := self._round()) is Round.AGAIN:
+            num_rounds += 1
+        if outcome is Round.FAILED:
+            known = self._fleet.describe() if self._fleet else "the log of rank 0 says why"
+            raise FleetExhausted(
+                f"update to version {version}: no engine could be updated: {known}"
+            )
+        if self._fleet is None:
+            self._score_probe()
             return {}
-        self._feed.begin_update(version)
-        timings = self._sender.send(buckets, version)
-        self._feed.end_update(version)
-        dist.barrier()
-        return update_metrics(timings)
+        self._feed.end_update(version, self._fleet.serving)
+        metrics = update_metrics(self._fleet) | {"update_rounds": float(num_rounds)}
+        return metrics | self._compare_probe(self._fleet, version)
 
     def close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
+        if self._fleet is not None:
+            self._fleet.close()
+
+    def _round(self) -> Round:
+        """One round on every rank; what the rank that sends says about it."""
+        buckets = self._trainer.named_hf_buckets(self._bucket_bytes, self._dtype)
+        outcome = Round.DONE
+        if self._fleet is not None:
+            outcome = self._fleet.round(buckets)
+        else:
+            for _ in buckets:
+                pass
+        told = torch.tensor(int(outcome), device=self._trainer.model.device)
+        dist.broadcast(told, src=0)
+        return Round(int(told))
+
+    def _score_probe(self) -> list[float]:
+        """The probe's log-probabilities [T - 1] under the present weights. Collective."""
+        batches = self._trainer.pack([self._probe], self._microbatch_tokens)
+        (scores,) = self._trainer.score(batches)
+        return scores.float().tolist()
+
+    def _compare_probe(self, fleet: Fleet, version: int) -> dict[str, float]:
+        with PendingProbe(fleet.serving_addresses, self._probe.tokens, version) as pending:
+            ours = self._score_probe()
+            gaps, errors = pending.gaps(ours)
+        for error in errors:
+            log.warning("%s", error)
+        return self._history.add(gaps) | {"probe_failures": float(len(errors))}
 
 
-def update_metrics(timings: UpdateTimings) -> dict[str, float]:
+def _make_fleet(
+    trainer: Trainer,
+    config: Config,
+    dtype: torch.dtype,
+    generators: Sequence[str],
+    settings: PublishSettings,
+) -> Fleet:
+    sender = WeightSender(
+        manifest_of(hf_shapes(trainer.arch), dtype),
+        backend="nccl" if torch.cuda.is_available() else "gloo",
+        dtype=dtype,
+        timeouts=ControlTimeouts(transfer_s=config.generator.update_timeout_s),
+        checksums=settings.checksums,
+    )
+    tp = config.generator.tensor_parallel
+    return Fleet(sender, [EngineAddress(url, tp) for url in generators], settings.fleet)
+
+
+def _probe_sequence(trainer: Trainer, config: Config) -> TrainSequence:
+    """A prompt of this run, of which every token but the first is scored."""
+    assert config.rl is not None
+    text = render_prompt(PROBE_STATEMENT, load_template(config.data.prompt_file))
+    tokens = AutoTokenizer.from_pretrained(trainer.hf_dir).encode(text)
+    most = min(MAX_PROBE_TOKENS, config.rl.microbatch_tokens)
+    # Two tokens: one to start from, one to score.
+    tokens = tuple((tokens * 2 if len(tokens) < 2 else tokens)[:most])
+    num_scored = len(tokens) - 1
+    return TrainSequence(
+        tokens=tokens,
+        num_prompt_tokens=1,
+        logprobs=(0.0,) * num_scored,
+        spans=(),
+        advantage=0.0,
+        weight=0.0,
+    )
+
+
+def update_metrics(fleet: Fleet) -> dict[str, float]:
+    """The last round's timings, and what became of the engines."""
+    metrics = {
+        "engines_serving": float(len(fleet.serving)),
+        "engines_quarantined": float(len(fleet.statuses) - len(fleet.serving)),
+        "checksum_mismatches_total": float(fleet.num_mismatches),
+    }
+    return metrics | (timing_metrics(fleet.timings) if fleet.timings else {})
+
+
+def timing_metrics(timings: UpdateTimings) -> dict[str, float]:
     return {
         "update_total_s": timings.total_s,
         "update_prepare_s": timings.prepare_s,
         "update_pause_s": timings.pause_s,
         "update_transfer_s": timings.transfer_s,
+        "update_checksum_s": timings.checksum_s,
         "update_bytes": float(timings.num_bytes),
+        "update_tensors_checked": float(timings.num_checked),
     }

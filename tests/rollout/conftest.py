@@ -1,4 +1,4 @@
-"""One real SGLang server with a random two-layer model, shared by every test that needs one."""
+"""Real SGLang servers with a random two-layer model; one is shared by all tests that need one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,19 @@ from megatron_magistral.rollout.sglang_server import (
     server_environment,
 )
 
-START_TIMEOUT_S = 300.0  # 15 s on an idle machine
+START_TIMEOUT_S = 900.0  # 15 s on an idle machine, minutes on a busy one
+
+
+@dataclass(frozen=True)
+class Server:
+    settings: ServerSettings
+    process: subprocess.Popen
+
+    def kill(self) -> None:
+        """End the server with all its processes, as if the machine had lost power."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def free_port() -> int:
@@ -37,29 +51,51 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSettings]:
-    settings = ServerSettings(
-        model_dir=model_dir,
-        port=free_port(),
-        context_length=512,
-        dtype="float32",
-        max_total_tokens=16384,
-    )
-    log = tmp_path_factory.mktemp("server") / "sglang.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            server_command(settings),
-            env=server_environment(settings, os.environ),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+def start_server(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., AbstractContextManager[Server]]:
+    """Starts a server; it is killed at the end of the context."""
+
+    @contextmanager
+    def start(tp: int = 1, port: int = 0) -> Iterator[Server]:
+        settings = ServerSettings(
+            model_dir=model_dir,
+            port=port or free_port(),
+            context_length=512,
+            tp=tp,
+            dtype="float32",
+            max_total_tokens=16384,
         )
-    try:
-        asyncio.run(_wait_ready(settings, process, log))
-        yield settings
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        log = tmp_path_factory.mktemp("server") / "sglang.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                server_command(settings),
+                env=server_environment(settings, os.environ),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        server = Server(settings, process)
+        try:
+            asyncio.run(_wait_ready(settings, process, log))
+            yield server
+        finally:
+            server.kill()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def shared_server(
+    start_server: Callable[..., AbstractContextManager[Server]],
+) -> Iterator[Server]:
+    with start_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: Server) -> ServerSettings:
+    return shared_server.settings
 
 
 async def _wait_ready(settings: ServerSettings, process: subprocess.Popen, log: Path) -> None:

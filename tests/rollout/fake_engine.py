@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -14,6 +16,8 @@ import torch.distributed as dist
 from aiohttp import web
 
 from megatron_magistral.rollout.engine import TensorSpec
+from megatron_magistral.rollout.sglang_plugin import ACTION_PREFIX, STATE_KEY
+from megatron_magistral.weights.checksum import digest
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
 
 GROUP_TIMEOUT = timedelta(seconds=20)
@@ -23,16 +27,32 @@ class Fault(StrEnum):
     REFUSE = "refuse"  # HTTP 400
     HANG = "hang"  # no answer
     DIE = "die"  # the connection breaks and nobody listens any more
+    CORRUPT = "corrupt"  # answers as if all were well, and flips a bit of the weights
+
+
+@dataclass(frozen=True)
+class Ok:
+    """Success with a message of its own."""
+
+    message: str
 
 
 class FakeEngine:
     """Holds weights, a version, a pause and an update session, like one SGLang server with TP 1.
 
+    `parameters` are shapes and dtypes that its model has; without any, those that are asked for.
     `faults` maps a path to what happens there, `calls` lists the paths in order. `/generate` sends
     the raw bytes of `script` and then ends the stream, or stalls if `stall` is set.
     """
 
-    def __init__(self, script: Sequence[bytes] = (), *, stall: bool = False) -> None:
+    def __init__(
+        self,
+        script: Sequence[bytes] = (),
+        *,
+        stall: bool = False,
+        port: int = 0,
+        parameters: Mapping[str, tuple[tuple[int, ...], str]] = {},
+    ) -> None:
         self.script = script
         self.stall = stall
         self.faults: dict[str, Fault] = {}
@@ -42,12 +62,16 @@ class FakeEngine:
         self.version = "default"
         self.paused = False
         self.session_open = False
-        self.info: dict[str, Any] = {"disable_overlap_schedule": True}
+        self.parameters = dict(parameters)
+        self.info: dict[str, Any] = {
+            "version": "0.5.23",
+            "internal_states": [{STATE_KEY: {"active": True}}],
+        }
         self._group: Any = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.port: int = self._run(self._listen())
+        self.port: int = self._run(self._listen(port))
 
     @property
     def url(self) -> str:
@@ -69,7 +93,7 @@ class FakeEngine:
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
 
-    async def _listen(self) -> int:
+    async def _listen(self, port: int) -> int:
         app = web.Application(middlewares=[self._fault])
         for path in ("/health", "/server_info", "/model_info"):
             app.router.add_get(path, self._status)
@@ -77,7 +101,7 @@ class FakeEngine:
         app.router.add_post("/{control}", self._control)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         return self._runner.addresses[0][1]
 
@@ -93,6 +117,10 @@ class FakeEngine:
                 return web.json_response({"success": False, "message": "refused"}, status=400)
             case Fault.HANG:
                 await asyncio.sleep(3600)
+            case Fault.CORRUPT:
+                response = await handler(request)
+                next(iter(self.weights.values())).view(torch.uint8).view(-1)[0] += 1
+                return response
             case Fault.DIE:
                 request.transport.abort()
                 asyncio.get_running_loop().create_task(self._die())
@@ -102,7 +130,10 @@ class FakeEngine:
         return web.json_response(self.info | {"weight_version": self.version})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append(await request.json())
+        payload = await request.json()
+        self.requests.append(payload)
+        if not payload.get("stream"):
+            return web.json_response(self._score(payload["input_ids"]))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for data in self.script:
@@ -112,10 +143,18 @@ class FakeEngine:
             await asyncio.sleep(3600)
         return response
 
+    def _score(self, ids: Sequence[int]) -> dict[str, Any]:
+        """Every token but the first has log-probability -1."""
+        logprobs = [[None if i == 0 else -1.0, token, None] for i, token in enumerate(ids)]
+        meta = {"weight_version": self.version, "input_token_logprobs": logprobs}
+        return {"meta_info": meta}
+
     async def _control(self, request: web.Request) -> web.Response:
         payload = await request.json()
         handle = getattr(self, request.path.removeprefix("/"))
         refusal = await asyncio.to_thread(handle, payload)
+        if isinstance(refusal, Ok):
+            return web.json_response({"success": True, "message": refusal.message})
         content = {"success": refusal is None, "message": refusal or "ok"}
         return web.json_response(content, status=200 if refusal is None else 400)
 
@@ -157,6 +196,32 @@ class FakeEngine:
             return f"Failed to receive weights: {error}"
         self.weights.update(unflatten(FlatBucket(specs, data)))
         return None
+
+    def weights_checker(self, payload: dict[str, Any]) -> str | Ok:
+        question = json.loads(payload["action"].removeprefix(ACTION_PREFIX))
+        if "place" in question:
+            return Ok(json.dumps([self._place(question["place"])]))
+        found = {name: [int(digest(self.weights[name]))] for name in question["digest"]}
+        return Ok(json.dumps([found]))
+
+    def _place(self, specs: list[dict[str, Any]]) -> dict[str, Any]:
+        asked = {spec["name"]: (tuple(spec["shape"]), spec["dtype"]) for spec in specs}
+        held = self.parameters or asked
+        placement: dict[str, Any] = {"copies": {}, "refused": {}, "unfilled": {}}
+        for name, (shape, _) in asked.items():
+            placement["copies"][name] = []
+            if name in held and held[name][0] != shape:
+                placement["refused"][name] = f"the model's is {held[name][0]}"
+            elif name in held:
+                view = {"size": shape, "stride": torch.empty(shape).stride(), "offset": 0}
+                copy = {"parameter": name, "dtype": held[name][1], "source": view, "target": view}
+                placement["copies"][name] = [copy]
+        placement["unfilled"] = {
+            name: torch.Size(shape).numel()
+            for name, (shape, _) in held.items()
+            if name not in asked
+        }
+        return placement
 
     def update_weight_version(self, payload: dict[str, Any]) -> str | None:
         assert payload["abort_all_requests"] is False

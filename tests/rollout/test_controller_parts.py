@@ -87,7 +87,7 @@ def test_an_end_from_outside_ends_both():
 def test_a_problem_whose_prompt_leaves_no_room_for_an_answer_is_set_aside_and_named(caplog):
     tokenizer = build_tokenizer(["one two three"], 300)
     short, long = problem_of("one", id="short"), problem_of("one two three " * 20, id="long")
-    assert fitting([short, long], tokenizer, TEMPLATE, longest_prompt=40) == [short]
+    assert fitting([short, long], tokenizer, TEMPLATE, room=40) == [short]
     assert "set aside long: its prompt has" in caplog.text
 
 
@@ -95,9 +95,9 @@ def test_a_prompt_of_exactly_the_longest_length_is_kept():
     tokenizer = build_tokenizer(["one two three"], 300)
     problem = problem_of("one two")
     length = len(tokenizer.encode("Problem: one two"))
-    assert fitting([problem], tokenizer, TEMPLATE, longest_prompt=length) == [problem]
+    assert fitting([problem], tokenizer, TEMPLATE, room=length) == [problem]
     with pytest.raises(ValueError, match=rf"at most {length - 1} tokens, which is what reward\.l"):
-        fitting([problem], tokenizer, TEMPLATE, longest_prompt=length - 1)
+        fitting([problem], tokenizer, TEMPLATE, room=length - 1)
 
 
 def test_the_reward_section_of_a_config_reaches_the_grader_whole():

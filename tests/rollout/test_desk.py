@@ -12,6 +12,7 @@ from megatron_magistral.cluster import free_ports
 from megatron_magistral.rollout.desk import Desk
 from megatron_magistral.rollout.engine_pool import EnginePool
 from megatron_magistral.trainer.feed import Feed, FeedError
+from megatron_magistral.types import Progress
 from tests.fakes import group_of
 
 NUM_RANKS = 2
@@ -127,3 +128,26 @@ def test_a_dead_controller_is_named_in_the_error():
     feed = Feed(f"http://127.0.0.1:{port}", batch_timeout_s=1)
     with pytest.raises(FeedError, match=r"controller: GET /steps/0/shares/0 failed after"):
         feed.pull(0, 0)
+
+
+def test_a_stage_goes_on_at_the_step_that_the_trainers_name():
+    def client(feed, desk, pool):
+        feed.start(Progress(next_step=5, next_ordinal=12))
+        with pytest.raises(FeedError, match="step 4 is trained already"):
+            feed.pull(4, 0)
+        assert feed.pull(5, 0).step == 5
+        feed.acknowledge(5, {"loss": 0.5})
+        with pytest.raises(FeedError, match="the stage has started at step 6 already"):
+            feed.start(Progress())
+
+    _, trained = with_desk(client)
+    assert trained == [(5, {"loss": 0.5})]
+
+
+def test_whoever_waits_for_the_start_is_told_where_it_is():
+    def client(feed, desk, pool):
+        feed.start(Progress(next_step=5, next_ordinal=12))
+        return desk._start.result()
+
+    start, _ = with_desk(client)
+    assert start == Progress(next_step=5, next_ordinal=12)

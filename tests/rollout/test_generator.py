@@ -135,6 +135,30 @@ def test_an_interrupted_response_is_handed_over_with_its_tokens(
     assert completion.spans == (Span(3, 0, 1), Span(4, 1, 3), Span(5, 3, 4))
 
 
+def test_breaking_off_hands_over_what_every_response_has_brought_so_far() -> None:
+    async def use(generator: Generator) -> list[Any]:
+        arrived = [asyncio.Event(), asyncio.Event()]
+        running = [
+            asyncio.create_task(
+                generator.generate(
+                    [1, 2],
+                    SAMPLING,
+                    cache_salt="v3",
+                    on_tokens=lambda ids, arrival=arrival: arrival.set(),
+                )
+            )
+            for arrival in arrived
+        ]
+        await asyncio.gather(*(arrival.wait() for arrival in arrived))
+        generator.interrupt()
+        return await asyncio.gather(*running, return_exceptions=True)
+
+    with FakeEngine([event([5, 6])], stall=True) as engine:
+        for error in run(engine, use):
+            assert isinstance(error, GenerationInterrupted)
+            assert error.partial.output_ids == (5, 6)
+
+
 def test_a_stalled_stream_is_interrupted_within_its_bound() -> None:
     engine = FakeEngine(WHOLE[:1], stall=True)
     with engine, pytest.raises(GenerationInterrupted, match=r"no token for 0\.3 s") as failure:

@@ -1,7 +1,4 @@
-"""The generator and the weight sender against a real SGLang server.
-
-T  output tokens    V  vocabulary
-"""
+"""The generator and the weight sender against a real SGLang server."""
 
 from __future__ import annotations
 
@@ -10,19 +7,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import pytest
-import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from megatron_magistral.rollout.generator import Generator, PromptRefused, SamplingSettings
 from megatron_magistral.rollout.sglang_server import ServerSettings, model_limits
 from megatron_magistral.types import Completion, FinishReason, Span
-from megatron_magistral.weights.transfer import EngineAddress, WeightSender
+from megatron_magistral.weights.transfer import EngineAddress
 from tests.rollout.models import random_model
+from tests.rollout.policies import (
+    TOLERANCE,
+    assert_spans_cover,
+    buckets_of,
+    max_error,
+    replay,
+    sender_for,
+)
 
 pytestmark = pytest.mark.sglang
-
-TOLERANCE = 1e-4
 
 
 T = TypeVar("T")
@@ -38,40 +39,8 @@ def with_generator(
     return asyncio.run(run())
 
 
-def buckets_of(model: LlamaForCausalLM, tensors_per_bucket: int = 6) -> list[list]:
-    named = [(name, tensor.detach()) for name, tensor in model.state_dict().items()]
-    return [named[i : i + tensors_per_bucket] for i in range(0, len(named), tensors_per_bucket)]
-
-
-def replay(
-    completion: Completion, policies: dict[int, LlamaForCausalLM], temperature: float = 1.0
-) -> Tensor:
-    """Teacher-forced log-probabilities [T], each span by its version on the KV cache kept so far.
-
-    The forward that samples output token t reads tokens up to t - 1, so a span [start, end) is
-    what the positions [start - 1, end - 1) of the output compute.
-    """
-    ids = torch.tensor([completion.prompt_ids + completion.output_ids])
-    num_prompt = len(completion.prompt_ids)
-    cache, position, logprobs = None, 0, []
-    for span in completion.spans:
-        end = num_prompt + span.end - 1
-        with torch.no_grad():
-            output = policies[span.version](ids[:, position:end], past_key_values=cache)
-        cache = output.past_key_values
-        sampled = ids[0, num_prompt + span.start : num_prompt + span.end]
-        logits = output.logits[0, num_prompt + span.start - 1 - position :]  # [span, V]
-        logprobs.append(torch.log_softmax(logits / temperature, -1).gather(1, sampled[:, None]))
-        position = end
-    return torch.cat(logprobs).squeeze(1)
-
-
-def max_error(completion: Completion, expected: Tensor) -> float:
-    return (torch.tensor(completion.logprobs) - expected).abs().max().item()
-
-
 def update(server: ServerSettings, model: LlamaForCausalLM, version: int) -> None:
-    with WeightSender(backend="gloo", dtype=torch.float32) as sender:
+    with sender_for(model) as sender:
         sender.connect([EngineAddress(server.url)])
         sender.send(buckets_of(model), version)
 
@@ -109,7 +78,7 @@ def test_updates_in_mid_generation_keep_every_request_and_its_kv_cache(
         return on_tokens
 
     async def use(generator: Generator) -> Sequence[Completion]:
-        with WeightSender(backend="gloo", dtype=torch.float32) as sender:
+        with sender_for(policies[3]) as sender:
             await asyncio.to_thread(sender.connect, [EngineAddress(server.url)])
             prompts = [[1, 5] + [7] * i for i in range(len(seen))]
             running = [
@@ -128,10 +97,8 @@ def test_updates_in_mid_generation_keep_every_request_and_its_kv_cache(
     for completion in with_generator(server, use):
         assert completion.finish_reason is FinishReason.LENGTH
         assert len(completion.output_ids) == 480
-        versions = [span.version for span in completion.spans]
-        assert versions == sorted(set(versions)) and versions[0] == 3 and versions[-1] == 6
-        bounds = [0, *(span.end for span in completion.spans)]
-        assert [span.start for span in completion.spans] == bounds[:-1] and bounds[-1] == 480
+        assert_spans_cover(completion)
+        assert completion.spans[0].version == 3 and completion.spans[-1].version == 6
         assert max_error(completion, replay(completion, policies)) < TOLERANCE
 
 
@@ -210,7 +177,7 @@ def test_an_interrupted_completion_continues_where_it_broke_off(server: ServerSe
 
 def test_the_plugin_is_active_in_the_scheduler(server: ServerSettings) -> None:
     async def use(generator: Generator) -> dict:
-        await generator.check_plugin()
+        await generator.check_server()
         return await generator.server_info()
 
     info = with_generator(server, use)

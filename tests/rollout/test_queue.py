@@ -142,3 +142,12 @@ def test_a_trainable_group_resets_the_count_of_barren_ones():
         assert len(await queue.take(1)) == 1
 
     asyncio.run(scenario())
+
+
+def test_admission_goes_on_after_the_groups_that_were_trained():
+    async def scenario():
+        queue = queue_of()
+        queue.start_at(17)
+        return [await queue.admit(), await queue.admit()]
+
+    assert asyncio.run(scenario()) == [17, 18]

@@ -8,14 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_magistral.rollout.engine import ControlTimeouts, EngineTimeout, Phase
+from megatron_magistral.rollout.engine import ControlTimeouts, EngineTimeout, Phase, TensorSpec
+from megatron_magistral.rollout.sglang_plugin import STATE_KEY
 from megatron_magistral.weights.transfer import EngineAddress, UpdateFailed, WeightSender
 from tests.rollout.fake_engine import FakeEngine, Fault
+
+MANIFEST = (
+    TensorSpec("a", (3, 5), "bfloat16"),
+    TensorSpec("b", (7,), "float32"),
+    TensorSpec("c", (2, 2, 2), "float32"),
+)
 
 BOUND_OF = {
     Phase.PAUSE: "pause_s",
     Phase.BEGIN: "begin_s",
     Phase.TRANSFER: "transfer_s",
+    Phase.CHECKSUM: "checksum_s",
     Phase.STAMP: "end_s",
     Phase.END: "end_s",
     Phase.RESUME: "resume_s",
@@ -24,10 +32,12 @@ UPDATE_PATHS = {
     Phase.PAUSE: "/pause_generation",
     Phase.BEGIN: "/begin_weight_update",
     Phase.TRANSFER: "/update_weights_from_distributed",
+    Phase.CHECKSUM: "/weights_checker",
     Phase.STAMP: "/update_weight_version",
     Phase.END: "/end_weight_update",
     Phase.RESUME: "/continue_generation",
 }
+BEFORE_TRANSFER = (Phase.PAUSE, Phase.BEGIN)
 
 
 @pytest.fixture
@@ -40,7 +50,7 @@ def engines() -> Iterator[list[FakeEngine]]:
 
 @pytest.fixture
 def sender() -> Iterator[WeightSender]:
-    with WeightSender(backend="gloo") as sender:
+    with WeightSender(MANIFEST, backend="gloo") as sender:
         yield sender
 
 
@@ -91,26 +101,28 @@ def test_the_first_bucket_is_prepared_before_the_pause_and_the_version_set_after
     load = UPDATE_PATHS[Phase.TRANSFER]
     order = [UPDATE_PATHS[phase] for phase in (Phase.PAUSE, Phase.BEGIN)]
     order += [load, load]
-    order += [UPDATE_PATHS[phase] for phase in (Phase.STAMP, Phase.END, Phase.RESUME)]
+    closing = (Phase.CHECKSUM, Phase.STAMP, Phase.END, Phase.RESUME)
+    order += [UPDATE_PATHS[phase] for phase in closing]
     assert engine.calls[before:] == order
 
 
 def test_tensors_are_converted_to_the_dtype_of_the_engines(engines) -> None:
-    with WeightSender(backend="gloo", dtype=torch.bfloat16) as sender:
+    manifest = [TensorSpec("w", (4, 3), "bfloat16")]
+    with WeightSender(manifest, backend="gloo", dtype=torch.bfloat16) as sender:
         sender.connect(addresses(engines))
         weight = torch.linspace(-1, 1, 12).view(3, 4)
         sender.send([[("w", weight.t())]], 1)
     assert torch.equal(engines[1].weights["w"], weight.t().to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.HANG, Fault.DIE])
 @pytest.mark.parametrize("phase", UPDATE_PATHS)
 def test_an_engine_that_misses_a_phase_is_named_and_never_serves_partial_weights(
     phase: Phase, fault: Fault, engines
 ) -> None:
     bad, good = engines
     timeouts = ControlTimeouts(**{BOUND_OF[phase]: 1.0}) if fault is Fault.HANG else None
-    with WeightSender(backend="gloo", timeouts=timeouts) as sender:
+    with WeightSender(MANIFEST, backend="gloo", timeouts=timeouts) as sender:
         sender.connect(addresses(engines))
         sender.send(some_buckets(1.0), 1)
         bad.faults[UPDATE_PATHS[phase]] = fault
@@ -126,8 +138,8 @@ def test_an_engine_that_misses_a_phase_is_named_and_never_serves_partial_weights
         assert good.paused and good.version == "1"
     else:
         assert failure.value.quarantined == ("engine0",)
-        untouched = phase in (Phase.PAUSE, Phase.BEGIN)
-        assert_holds(good, *((1.0, 1) if untouched else (2.0, 2)))
+        assert failure.value.updated == (() if phase in BEFORE_TRANSFER else ("engine1",))
+        assert_holds(good, *((1.0, 1) if phase in BEFORE_TRANSFER else (2.0, 2)))
 
 
 def test_engines_of_a_broken_transfer_are_whole_again_after_a_full_update(sender, engines) -> None:
@@ -165,15 +177,29 @@ def test_an_engine_that_is_not_there_is_named_at_connect(sender, engines) -> Non
 
 def test_an_engine_that_does_not_join_is_named_at_connect(engines) -> None:
     engines[1].faults["/init_weights_update_group"] = Fault.REFUSE
-    sender = WeightSender(backend="gloo", timeouts=ControlTimeouts(join_s=2.0))
+    sender = WeightSender(MANIFEST, backend="gloo", timeouts=ControlTimeouts(join_s=2.0))
     with sender, pytest.raises(UpdateFailed, match="engine engine1: join update group failed"):
         sender.connect(addresses(engines))
 
 
-def test_an_engine_whose_overlap_scheduler_lacks_the_plugin_is_refused(sender, engines) -> None:
-    engines[0].info = {"disable_overlap_schedule": False, "internal_states": [{}]}
-    with pytest.raises(UpdateFailed, match="plugin is not active"):
+@pytest.mark.parametrize(
+    ("info", "why"),
+    [
+        ({"version": "0.5.23", "internal_states": [{}]}, "plugin is not active"),
+        ({"version": "0.5.20"}, "SGLang 0.5.20 is too old"),
+    ],
+)
+def test_a_server_that_cannot_be_updated_soundly_is_refused(info, why, sender, engines) -> None:
+    engines[0].info = info
+    with pytest.raises(UpdateFailed, match=f"engine engine0: server info failed.*{why}"):
         sender.connect(addresses(engines))
+
+
+def test_a_server_newer_than_tested_is_a_warning(sender, engines, caplog) -> None:
+    state = {"internal_states": [{STATE_KEY: {"active": True}}]}
+    engines[1].info = {"version": "0.9.0"} | state
+    sender.connect(addresses(engines))
+    assert "engine engine1: SGLang 0.9.0 is newer than the newest tested" in caplog.text
 
 
 def test_an_update_without_buckets_is_refused_before_the_pause(sender, engines) -> None:
@@ -181,3 +207,62 @@ def test_an_update_without_buckets_is_refused_before_the_pause(sender, engines) 
     with pytest.raises(ValueError, match="no buckets"):
         sender.send([], 1)
     assert "/pause_generation" not in engines[0].calls
+
+
+HELD = {spec.name: (spec.shape, spec.dtype) for spec in MANIFEST}
+
+
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        (HELD | {"d": ((2,), "float32")}, r"missing, parameters that nothing would fill: d"),
+        ({"a": HELD["a"], "b": HELD["b"]}, r"extra, the engine's model has no such tensor: c"),
+        (HELD | {"b": ((8,), "float32")}, r"wrong shape: b \[7\]: the model's is \(8,\)"),
+        (HELD | {"b": ((7,), "bfloat16")}, r"wrong dtype: b is float32, the engine holds bfloat16"),
+    ],
+)
+def test_an_engine_with_other_tensors_is_named_with_them_before_it_joins(
+    held, why, sender, engines
+) -> None:
+    engines[1].parameters = held
+    with pytest.raises(UpdateFailed, match=f"engine engine1: compare manifest failed.*{why}"):
+        sender.connect(addresses(engines))
+    for engine in engines:
+        assert "/init_weights_update_group" not in engine.calls
+
+
+def test_an_engine_with_other_bits_than_were_sent_is_named_and_never_serves(
+    sender, engines
+) -> None:
+    sender.connect(addresses(engines))
+    sender.send(some_buckets(1.0), 1)
+    sender.connect(addresses(engines))  # the first update of a group checks every tensor
+    engines[0].faults[UPDATE_PATHS[Phase.TRANSFER]] = Fault.CORRUPT
+    with pytest.raises(
+        UpdateFailed, match=r"engine0.*version 2: bits differ .*: b \(rank 0\)"
+    ) as e:
+        sender.send(some_buckets(2.0), 2)
+    assert e.value.quarantined == ("engine0",) and e.value.updated == ("engine1",)
+    assert engines[0].paused and engines[0].version == "1"
+    assert_holds(engines[1], 2.0, 2)
+
+
+def test_an_update_that_leaves_out_a_bucket_is_never_served(sender, engines) -> None:
+    sender.connect(addresses(engines))
+    sender.send(some_buckets(1.0), 1)
+    with pytest.raises(UpdateFailed, match="never sent: c; quarantined: engine0, engine1"):
+        sender.send(some_buckets(2.0)[:1], 2)
+    for engine in engines:
+        assert engine.paused and engine.version == "1"
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_tensor_that_is_not_in_the_manifest_stops_the_update(position, sender, engines) -> None:
+    sender.connect(addresses(engines))
+    buckets = some_buckets(1.0)
+    buckets[position].append(("x", torch.zeros(3)))
+    with pytest.raises((ValueError, UpdateFailed), match=r"name='x'.*the manifest has None"):
+        sender.send(buckets, 1)
+    for engine in engines:
+        assert engine.version == "default"
+        assert engine.paused == (position > 0)

@@ -1,0 +1,129 @@
+"""Publishing from two trainer ranks to fake engines, of which some fail: ranks stay in step."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_magistral.data.tokenizer import build_tokenizer
+from megatron_magistral.prompts import load_template
+from megatron_magistral.rollout.engine import Phase
+from megatron_magistral.trainer.layout import ParallelLayout
+from megatron_magistral.trainer.megatron import destroy_distributed
+from megatron_magistral.trainer.publish import PublishSettings, WeightPublisher
+from megatron_magistral.weights.fleet import FleetExhausted, FleetSettings
+from tests.distributed.cases import trainer
+from tests.distributed.ranks import run_ranks
+from tests.rollout.fake_engine import FakeEngine, Fault
+from tests.trainer.models import hf_model, save
+from tests.weights.test_transfer import UPDATE_PATHS
+
+pytestmark = pytest.mark.distributed
+
+VOCAB_SIZE = 512
+SETTINGS = PublishSettings(fleet=FleetSettings(alive_s=2.0, restart_s=2.0))
+CONFIG: Any = SimpleNamespace(
+    rl=SimpleNamespace(weight_bucket_mib=0.1, microbatch_tokens=64),
+    data=SimpleNamespace(prompt_file=None),
+    generator=SimpleNamespace(
+        dtype="float32", start_timeout_s=60.0, update_timeout_s=30.0, tensor_parallel=1
+    ),
+)
+
+
+@dataclass
+class FakeFeed:
+    """Keeps what the controller would be told."""
+
+    begun: list[int] = field(default_factory=list)
+    ended: list[tuple[int, list[str]]] = field(default_factory=list)
+
+    def wait_ready(self, timeout_s: float) -> None: ...
+
+    def begin_update(self, version: int) -> None:
+        self.begun.append(version)
+
+    def end_update(self, version: int, engines: list[str]) -> None:
+        self.ended.append((version, engines))
+
+
+@dataclass(frozen=True)
+class Published:
+    """What one rank saw of three updates; `serving` are the engines, by their index."""
+
+    metrics: list[dict[str, float]]
+    error: str
+    serving: list[tuple[int, list[int]]]
+    gathered: dict[str, torch.Tensor]
+    held: list[dict[str, torch.Tensor]]
+
+
+def _publish(hf_dir: Path, layout: ParallelLayout, faults: list[dict[str, Fault]]) -> Published:
+    """Three updates; `faults` of each engine begin after the first one."""
+    feed: Any = FakeFeed()
+    speaks = os.environ["RANK"] == "0"
+    engines = [FakeEngine() for _ in faults] if speaks else []
+    names = [engine.url.removeprefix("http://") for engine in engines]
+    metrics, error = [], ""
+    with trainer(hf_dir, layout) as t:
+        urls = [engine.url for engine in engines]
+        publisher = WeightPublisher(t, feed, CONFIG, urls, speaks=speaks, settings=SETTINGS)
+        try:
+            for version in range(3):
+                metrics.append(publisher.publish(version))
+                for engine, mine in zip(engines, faults, strict=False):
+                    engine.faults = dict(mine)
+        except FleetExhausted as failure:
+            error = str(failure)
+        gathered = {n: w.clone() for bucket in t.named_hf_buckets(1 << 30) for n, w in bucket}
+        publisher.close()
+    destroy_distributed()
+    serving = [(v, [names.index(name) for name in named]) for v, named in feed.ended]
+    held = [engine.weights for engine in engines]
+    for engine in engines:
+        engine.close()
+    return Published(metrics, error, serving, gathered, held)
+
+
+@pytest.fixture(scope="module")
+def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = save(hf_model("llama", vocab_size=VOCAB_SIZE), tmp_path_factory.mktemp("m") / "m")
+    build_tokenizer([load_template()], VOCAB_SIZE).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("layout", [ParallelLayout(tp=2), ParallelLayout(pp=2)], ids=["tp2", "pp2"])
+def test_every_engine_gets_the_weights_that_the_ranks_hold(hf_dir: Path, layout) -> None:
+    first, other = run_ranks(_publish, 2, hf_dir, layout, [{}, {}])
+    assert first.serving == [(0, [0, 1]), (1, [0, 1]), (2, [0, 1])]
+    assert other.metrics == [{}, {}, {}]
+    for held in first.held:
+        assert held.keys() == first.gathered.keys()
+        assert all(torch.equal(held[name], w) for name, w in first.gathered.items())
+    for metrics in first.metrics:
+        assert metrics["update_rounds"] == 1 and metrics["engines_serving"] == 2
+        assert metrics["probe_failures"] == 0 and metrics["probe_gap_mean"] > 0
+
+
+def test_an_engine_that_fails_costs_rounds_and_the_ranks_stay_in_step(hf_dir: Path) -> None:
+    faults = [{UPDATE_PATHS[Phase.TRANSFER]: Fault.REFUSE}, {}]
+    first, other = run_ranks(_publish, 2, hf_dir, ParallelLayout(pp=2), faults)
+    assert first.serving == [(0, [0, 1]), (1, [1]), (2, [1])]
+    assert [m["update_rounds"] > 1 for m in first.metrics] == [False, True, True]
+    assert [m["engines_quarantined"] for m in first.metrics] == [0, 1, 1]
+    assert first.error == other.error == ""
+    assert all(torch.equal(first.held[1][name], w) for name, w in first.gathered.items())
+
+
+def test_when_no_engine_is_left_every_rank_says_so(hf_dir: Path) -> None:
+    faults = [{UPDATE_PATHS[Phase.BEGIN]: Fault.DIE}]
+    first, other = run_ranks(_publish, 2, hf_dir, ParallelLayout(tp=2), faults)
+    assert "update to version 1: no engine could be updated" in first.error
+    assert "engine 127.0.0.1:" in first.error and "update to version 1" in other.error
+    assert first.serving == [(0, [0])]
