@@ -13,7 +13,7 @@ import runpy
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -27,8 +27,12 @@ from megatron_magistral.cluster import Role, RoleFailed, StageTimeout
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import ConfigError, dump, load
 from megatron_magistral.doctor import as_table, examine, failures
-from megatron_magistral.launcher import planned_roles, train
+from megatron_magistral.import_gguf import import_gguf_command
+from megatron_magistral.launcher import open_run_folder, planned_roles, resume, train
 from megatron_magistral.preflight import Refused, check_inputs, run_folder_pattern
+from megatron_magistral.run_folder import RunBusy
+from megatron_magistral.trainer.checkpoint_files import CheckpointError
+from megatron_magistral.weights.plan_cli import app as plan_app
 from verifier_sandbox.cli import app as sandbox_app
 from verifier_sandbox.mathcheck.audit import app as audit_app
 
@@ -39,7 +43,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(sandbox_app, name="sandbox", help="The code judge: serve, run, selftest.")
+app.add_typer(plan_app, name="plan", help="Predict what cannot be measured here.")
 app.add_typer(audit_app, name="audit", help="Measure the maths check on pairs of answers.")
+
+app.command("import-gguf")(import_gguf_command)
 
 ConfigPath = Annotated[Path, typer.Argument(help="A file of configs/.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...")]
@@ -79,6 +86,25 @@ def sft_command(
     _start(config.model_copy(update={"rl": None}), dry_run)
 
 
+@app.command("resume")
+def resume_command(
+    run_path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    overrides: Overrides = None,
+    step: Annotated[
+        int | None,
+        typer.Option(help="Go on from this checkpoint of the interrupted stage, not the latest."),
+    ] = None,
+) -> None:
+    """Go on with an interrupted run where its latest checkpoint left off."""
+    try:
+        run = open_run_folder(run_path)
+    except Refused as error:
+        _refuse(str(error))
+    config = _load(run.config, overrides)
+    _warn(config)
+    _attempt(lambda: resume(config, run, Console(), step=step))
+
+
 @app.command()
 def doctor() -> None:
     """Check this machine for every role."""
@@ -103,15 +129,21 @@ def bench(
 
 
 def _start(config: Config, dry_run: bool) -> None:
+    _warn(config)
+    _attempt(lambda: _print_plan(config) if dry_run else train(config, Console()))
+
+
+def _warn(config: Config) -> None:
     for warning in config.warnings():
         _say(f"warning: {warning}", "yellow")
+
+
+def _attempt(work: Callable[[], object]) -> None:
+    """Do it; whatever ends it early becomes a message and an exit code."""
     try:
-        if dry_run:
-            _print_plan(config)
-            return
         with _stopped_by_signals():
-            train(config, Console())
-    except (Refused, ConfigError) as error:
+            work()
+    except (Refused, ConfigError, CheckpointError, RunBusy) as error:
         _refuse(str(error))
     except (RoleFailed, StageTimeout) as error:
         _say(str(error), "red")

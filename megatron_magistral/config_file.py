@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from megatron_magistral.config import Config, Section
+from megatron_magistral.config import Config
+from megatron_magistral.config_stages import Section
 
 
 class ConfigError(ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,32 +43,50 @@ COLUMNS = {"sft": SFT_COLUMNS, "rl": RL_COLUMNS}
 
 
 class MetricsReader:
-    """Follows a metrics.jsonl that another process writes; a half-written last line waits."""
+    """Follows a metrics.jsonl that another process writes; a half-written last line waits.
 
-    def __init__(self, path: Path) -> None:
+    Rows from before `since` are not shown. A file that is replaced, by one with less in it, is read
+    again from its start, but for the rows that were shown.
+    """
+
+    def __init__(self, path: Path, since: float = 0.0) -> None:
         self._path = path
+        self._since = self._newest = since
+        self._file_number: int | None = None
         self._offset = 0
 
     def new_rows(self) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
+            number = os.fstat(file.fileno()).st_ino
+            if number != self._file_number:
+                self._file_number, self._offset, self._since = number, 0, self._newest
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                yield json.loads(line)
+                row = json.loads(line)
+                if self._since and row["time"] <= self._since:
+                    continue
+                self._newest = row.get("time", self._newest)
+                yield row
 
 
 class RunView:
     """Shows the newest row of metrics.jsonl. A context manager; call `refresh` now and then."""
 
     def __init__(
-        self, console: Console, metrics: Path, num_steps: Mapping[str, int], phase: Path
+        self,
+        console: Console,
+        metrics: Path,
+        num_steps: Mapping[str, int],
+        phase: Path,
+        since: float = 0.0,
     ) -> None:
         self._console = console
-        self._reader = MetricsReader(metrics)
+        self._reader = MetricsReader(metrics, since)
         self._phase_file = phase
         self._num_steps = num_steps
         self._phase, self._said = "starting", ""

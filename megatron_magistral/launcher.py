@@ -3,12 +3,18 @@
 prepare        makes the world and the initial model, where the config asks for them
 sft            trainer ranks
 rl             trainer ranks, SGLang servers, verifier service, rollout controller
+
+`magistral resume` does what is left of that: stages that have ended are not repeated, the one that
+was interrupted goes on after its latest checkpoint. The trainers find that themselves; here it is
+checked before anything starts.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 
@@ -20,10 +26,12 @@ from megatron_magistral.cluster import (
     trainer_roles,
 )
 from megatron_magistral.config import Config
-from megatron_magistral.config_file import dump
+from megatron_magistral.config_file import dump, load
 from megatron_magistral.display import RunView, final_table
 from megatron_magistral.evals.report import EvalReport
 from megatron_magistral.preflight import (
+    Inputs,
+    Refused,
     check_inputs,
     check_machine,
     fixed_ports,
@@ -36,7 +44,9 @@ from megatron_magistral.rollout.sglang_server import (
     server_command,
     server_environment,
 )
-from megatron_magistral.run_folder import RunFolder
+from megatron_magistral.run_folder import RunFolder, Stage
+from megatron_magistral.trainer.checkpoint_files import CheckpointError, CheckpointFolder
+from megatron_magistral.trainer.fingerprint import training_values
 
 PREPARE_TIMEOUT_S = 600.0
 
@@ -122,6 +132,104 @@ def train(config: Config, console: Console) -> RunFolder:
     check_machine(config)
     run = make_run_folder(config)
     run.config.write_text(dump(config), encoding="utf-8")
+    with run.lock("launcher"):
+        _run_stages(config, run, inputs, console)
+    return run
+
+
+def resume(config: Config, run: RunFolder, console: Console, *, step: int | None = None) -> None:
+    """Go on with an interrupted run in its own folder, with `config`, which may differ from the
+    run's in what `trainer/fingerprint.py` leaves free.
+
+    The interrupted stage goes on after its latest checkpoint, or after that of `step`, in which
+    case later ones are set aside. Raises what `train` does, CheckpointError if the checkpoint is
+    damaged or of another training, and RunBusy if the run is still going on.
+    """
+    inputs = check_inputs(config)
+    check_machine(config)
+    with run.lock("launcher"):
+        for role in ("trainer", "controller"):
+            with run.lock(role):  # what a killed launcher had started has ended too
+                pass
+        extend(config, run)
+        stage = _unfinished(config, run)
+        if stage is not None:
+            _check_checkpoint(config, run, stage, step, console)
+        elif step is not None:
+            raise CheckpointError(
+                f"{run.root}: every stage has ended, none goes back to step {step}"
+            )
+        run.replace_config(dump(config))
+        run.verifier_socket.unlink(missing_ok=True)
+        run.phase.unlink(missing_ok=True)
+        _run_stages(config, run, inputs, console)
+
+
+def open_run_folder(path: Path) -> RunFolder:
+    """Raises Refused if no run was ever started there."""
+    run = RunFolder(path.resolve())
+    if not run.config.is_file():
+        raise Refused(f"{path}: is no run folder: it has no {run.config.name}")
+    return run
+
+
+def extend(config: Config, run: RunFolder) -> None:
+    """Reopens the last stage if it has ended and `config` asks for more steps than it had.
+
+    Raises Refused for any other number of steps than that of a stage that has ended.
+    """
+    before = load(run.config)
+    last = Stage.RL if config.rl is not None else Stage.SFT
+    for stage in (Stage.SFT, Stage.RL):
+        now, had = getattr(config, stage), getattr(before, stage)
+        if not run.is_finished(stage) or now is None or now.num_steps == had.num_steps:
+            continue
+        if stage is not last or now.num_steps < had.num_steps:
+            raise Refused(
+                f"{stage}.num_steps = {now.num_steps}: the stage has ended after {had.num_steps} "
+                "steps; only the last stage of a run can go on beyond its end"
+            )
+        run.reopen(stage)
+
+
+def _unfinished(config: Config, run: RunFolder) -> Stage | None:
+    """The first stage that has not ended."""
+    stages = [Stage.PREPARE]
+    if config.sft is not None:
+        stages.append(Stage.SFT)
+    if config.rl is not None:
+        stages.append(Stage.RL)
+    return next((stage for stage in stages if not run.is_finished(stage)), None)
+
+
+def _check_checkpoint(
+    config: Config, run: RunFolder, stage: Stage, step: int | None, console: Console
+) -> None:
+    """Say where the stage will go on. Raises CheckpointError if it cannot."""
+    folder = CheckpointFolder(run.checkpoints(stage))
+    folder.recover()
+    if step is not None:
+        folder.verify(step)
+        if later := folder.go_back(step):
+            steps = ", ".join(map(str, later))
+            console.print(
+                f"warning: {stage} goes back to step {step}; set aside: checkpoints of steps "
+                f"{steps}. What was trained after step {step} is trained again.",
+                style="yellow",
+                highlight=False,
+                soft_wrap=True,
+            )
+    latest = folder.latest()
+    if latest is None:
+        console.print(f"{stage} has no checkpoint yet and begins anew", highlight=False)
+        return
+    folder.verify(latest)
+    folder.check_training(latest, training_values(config, stage))
+    console.print(f"{stage} goes on after step {latest}", highlight=False)
+
+
+def _run_stages(config: Config, run: RunFolder, inputs: Inputs, console: Console) -> None:
+    """Every stage that has not ended yet, then the table."""
     for warning in inputs.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     console.print(f"run folder: {run.root}", highlight=False, soft_wrap=True)
@@ -130,20 +238,24 @@ def train(config: Config, console: Console) -> RunFolder:
         for stage, section in (("sft", config.sft), ("rl", config.rl))
         if section is not None
     }
-    with Supervisor() as supervisor, RunView(console, run.metrics, num_steps, run.phase) as view:
-        view.phase("preparing data and model")
-        supervisor.start(prepare_role(run))
-        supervisor.wait_for(["prepare"], tick=view.refresh, timeout_s=PREPARE_TIMEOUT_S)
-        if config.sft is not None:
+    view = RunView(console, run.metrics, num_steps, run.phase, since=time.time())
+    with Supervisor() as supervisor, view:
+        if not run.is_finished(Stage.PREPARE):
+            view.phase("preparing data and model")
+            supervisor.start(prepare_role(run))
+            supervisor.wait_for(["prepare"], tick=view.refresh, timeout_s=PREPARE_TIMEOUT_S)
+            run.mark_finished(Stage.PREPARE)
+        if config.sft is not None and not run.is_finished(Stage.SFT):
             _run_stage(supervisor, view, sft_roles(config, run, free_ports(1)[0]), "SFT cold start")
-        if config.rl is not None:
+            run.mark_finished(Stage.SFT)
+        if config.rl is not None and not run.is_finished(Stage.RL):
             roles = rl_roles(config, run, Ports.choose(config), inputs.context_length)
             _run_stage(supervisor, view, roles, "RL: starting generators, verifiers and trainers")
+            run.mark_finished(Stage.RL)
     if config.rl is not None:
         before, after = EvalReport.load(run.eval_before_rl), EvalReport.load(run.eval_after_rl)
         console.print(final_table(before, after))
     console.print(f"run folder: {run.root}", highlight=False, soft_wrap=True)
-    return run
 
 
 def _run_stage(supervisor: Supervisor, view: RunView, roles: list[Role], phase: str) -> None:

@@ -1,13 +1,14 @@
 """Numbers of a run: one JSON line a step, and the same to TensorBoard.
 
 `metrics.jsonl` is the record that everything else reads: the live view, the final table, tests.
+A stage that goes on after a checkpoint first takes back what was recorded after it.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,17 @@ from torch.utils.tensorboard import SummaryWriter
 
 
 class MetricsWriter:
-    """Appends to <run>/metrics.jsonl and <run>/tensorboard. One writer a stage."""
+    """Appends to <run>/metrics.jsonl and <run>/tensorboard. One writer a stage, which begins with
+    step `first_step`: what either holds of later steps of the stage is dropped."""
 
-    def __init__(self, run_dir: Path, stage: str) -> None:
+    def __init__(self, run_dir: Path, stage: str, first_step: int = 0) -> None:
         self._stage = stage
-        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(run_dir / "tensorboard" / stage))
+        path = run_dir / "metrics.jsonl"
+        keep_rows(path, lambda row: row["stage"] != stage or row["step"] < first_step)
+        self._file = path.open("a", encoding="utf-8")
+        board = run_dir / "tensorboard" / stage
+        purge_step = first_step if board.exists() else None
+        self._board = SummaryWriter(str(board), purge_step=purge_step)
 
     def write(self, step: int, values: Mapping[str, float], **extra: Any) -> None:
         """Record one step. `extra` goes to the JSON line only."""
@@ -33,3 +39,17 @@ class MetricsWriter:
     def close(self) -> None:
         self._file.close()
         self._board.close()
+
+
+def keep_rows(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Drops the other rows of a JSONL file, and a last line that was not written to its end. The
+    file is replaced, so that a reader can tell."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    kept = b"".join(line for line in lines if line.endswith(b"\n") and wanted(json.loads(line)))
+    if kept != content:
+        draft = path.with_name(f"{path.name}.partial")
+        draft.write_bytes(kept)
+        draft.replace(path)

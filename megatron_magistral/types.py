@@ -159,6 +159,13 @@ class Minibatch(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """Where a stage goes on: its next step, and in the RL stage the next prompt group to admit."""
+
+    next_step: int = 0
+    next_ordinal: int = 0
+
+
 class Batch(msgspec.Struct, frozen=True):
     """One step of the queue: n_batch completions in n_batch / n_minibatch minibatches."""
 

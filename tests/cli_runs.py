@@ -39,13 +39,11 @@ class CliRun:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._log = folder / f"{arguments[0]}.out"
         self.runs = folder / "runs"
+        # A run that is resumed has its folder.
+        where = [] if arguments[0] == "resume" else [f"run.directory={self.runs}"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "megatron_magistral.cli"),
-                    *arguments,
-                    f"run.directory={self.runs}",
-                ],
+                [sys.executable, "-m", "megatron_magistral.cli", *arguments, *where],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -86,6 +84,12 @@ class CliRun:
             self._look()
             time.sleep(POLL_S)
         return self.process.returncode
+
+    def kill(self) -> None:
+        """As the kernel does it when memory is short; and what it started ends by itself."""
+        self.process.kill()
+        self.process.wait()
+        assert self.left_running() == []
 
     def left_running(self) -> list[psutil.Process]:
         """Processes of the run that still exist a moment after its end."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from megatron_magistral.config_file import ConfigError, dump, load, parse
 
@@ -11,8 +12,15 @@ TINY = CONFIGS / "tiny.yaml"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_config_loads(path):
-    load(path)
+def test_every_shipped_config_loads(path, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    brings_a_model = yaml.safe_load(path.read_text())["model"].get("path") is not None
+    load(path, [f"model.path={tmp_path}"] if brings_a_model else [])
+
+
+def test_a_run_directory_may_start_at_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert load(TINY, ["run.directory=~/runs"]).run.directory == Path("/home/somebody/runs")
 
 
 def test_a_dumped_config_loads_to_the_same_value(tmp_path):
@@ -53,6 +61,9 @@ BAD = [
     ("rl.algorithm.tis_cap=2", r"tis_cap = 2.* needs recompute_old_logprobs"),
     ("rl.optimizer.min_lr=1", r"min_lr = 1.* must not exceed lr"),
     ("rl.temperature=0", r"rl\.temperature = 0: .*greater than 0"),
+    ("checkpoint.keep_last=0", r"checkpoint\.keep_last = 0: .*greater than or equal to 1"),
+    ("checkpoint.every=5", r"checkpoint\.every = 5: unknown key; known here: sft_every_steps"),
+    ("rl.optimizer.max_nonfinite_steps=0", r"max_nonfinite_steps = 0: .*greater than"),
     ("rl.n_batch", r"an override is written section\.key=value"),
     ("rl.n_batch.x=1", r"n_batch is a value, not a section"),
     ("model.dtype=float64", r"model\.dtype = 'float64': .*'float32' or 'bfloat16'"),

@@ -33,6 +33,21 @@ def test_a_half_written_line_waits_for_its_end(tmp_path):
     assert list(reader.new_rows()) == [{"step": 1}]
 
 
+def test_a_file_that_is_replaced_by_a_shorter_one_gives_the_new_rows_alone(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "time": 10.0 + step}) + "\n" for step in range(4)]
+    path.write_text("".join(lines[:3]))
+    reader = MetricsReader(path, since=10.5)  # as a resumed run begins to watch
+    assert [row["step"] for row in reader.new_rows()] == [1, 2]
+    draft = tmp_path / "draft"
+    draft.write_text("".join(lines[:2]))
+    draft.replace(path)
+    assert list(reader.new_rows()) == []
+    with path.open("a") as file:
+        file.write(json.dumps({"step": 2, "time": 20.0}) + "\n")
+    assert list(reader.new_rows()) == [{"step": 2, "time": 20.0}]
+
+
 def test_without_a_terminal_each_step_is_one_plain_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps(ROW) + "\n")

@@ -1,6 +1,9 @@
 """The rollout controller of a run: one asyncio process between engines, verifiers and trainers.
 
 first weights -> evaluate -> roll out until every step is trained -> last weights -> evaluate
+
+A stage that goes on after a checkpoint is told by the trainers from which step and prompt group.
+Groups that were in flight or queued when the checkpoint was made are not asked again.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from megatron_magistral.algorithm.batch import make_batch
 from megatron_magistral.config import Config
 from megatron_magistral.evals.run import evaluate
-from megatron_magistral.metrics import MetricsWriter
+from megatron_magistral.metrics import MetricsWriter, keep_rows
 from megatron_magistral.prompts import render_prompt
 from megatron_magistral.rollout.desk import Desk
 from megatron_magistral.rollout.engine_pool import EnginePool
@@ -28,7 +31,7 @@ from megatron_magistral.rollout.queue import GroupQueue, Outcome
 from megatron_magistral.rollout.source import PromptSource
 from megatron_magistral.rollout.stats import padding_metrics, sample_row, staleness_metrics
 from megatron_magistral.run_folder import RunFolder
-from megatron_magistral.types import Batch, Completion, Group, Problem
+from megatron_magistral.types import Batch, Completion, Group, Problem, Progress
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +70,7 @@ class Controller:
             group_size=self._rl.group_size,
         )
         self._settings = self._rl.algorithm.settings(self._rl.num_minibatches)
-        self._metrics = MetricsWriter(run.root, "rl")
+        self._metrics: MetricsWriter | None = None
         self._rollout_metrics: dict[str, float] = {}
 
     async def run(self, host: str, port: int) -> None:
@@ -75,15 +78,24 @@ class Controller:
         desk = Desk(self._pool, self._next_batch, self._on_trained, self._rl.num_steps)
         async with desk.serve(host, port):
             self._say("waiting for the first weights")
+            start = await desk.started()
+            self._metrics = self._go_on(start)
             await self._pool.wait_open()
-            self._say("evaluating before RL")
-            await self._evaluate(self._run.eval_before_rl)
+            if start.next_step == 0:
+                self._say("evaluating before RL")
+                await self._evaluate(self._run.eval_before_rl)
             self._say("reinforcement learning")
             desk.open()
             await first_to_end(desk.finished(), self._pipeline.run())
             self._say("evaluating after RL")
             await self._evaluate(self._run.eval_after_rl)
         self._metrics.close()
+
+    def _go_on(self, start: Progress) -> MetricsWriter:
+        """Admit and record from where the stage goes on; drop what was recorded beyond it."""
+        self._queue.start_at(start.next_ordinal)
+        keep_rows(self._run.samples, lambda row: row["step"] < start.next_step)
+        return MetricsWriter(self._run.root, "rl", start.next_step)
 
     def _say(self, phase: str) -> None:
         """What the run does now, for whoever watches it."""
@@ -139,6 +151,7 @@ class Controller:
         return batch
 
     def _on_trained(self, step: int, trainer_metrics: dict[str, float]) -> None:
+        assert self._metrics is not None, "no step is trained before the stage has started"
         self._metrics.write(step, self._rollout_metrics | trainer_metrics)
 
     def _write_samples(self, groups: Sequence[Group], step: int) -> None:

@@ -1,7 +1,9 @@
 """The controller's HTTP desk, where trainers announce weights, pull their share and acknowledge it.
 
+    POST /start                         where the stage goes on; comes first
     PUT  /weights/{version}             an update to `version` begins: hold back new requests
-    POST /weights/{version}             every generator holds `version`: let requests through
+    POST /weights/{version}             generators hold `version`: let requests through to them;
+                                        the body lists their names, without one all of them do
     GET  /steps/{step}/shares/{rank}    minibatches of one data-parallel rank; 204: not ready yet
     POST /steps/{step}/trained          the step is trained; the body holds the trainer's metrics
 
@@ -20,7 +22,7 @@ import msgspec
 from aiohttp import web
 
 from megatron_magistral.rollout.engine_pool import EnginePool
-from megatron_magistral.types import Batch, Minibatch
+from megatron_magistral.types import Batch, Minibatch, Progress
 
 LONG_POLL_S = 20.0
 
@@ -40,10 +42,15 @@ class Desk:
         self._on_trained = on_trained
         self._num_steps = num_steps
         self._step = 0
+        self._start: asyncio.Future[Progress] = asyncio.get_running_loop().create_future()
         self._turn = asyncio.Condition()
         self._open = asyncio.Event()
         self._batch: asyncio.Task[Batch] | None = None
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def started(self) -> Progress:
+        """Wait for the trainers to say where the stage goes on."""
+        return await self._start
 
     def open(self) -> None:
         """Begin to hand out batches."""
@@ -61,6 +68,7 @@ class Desk:
         app = web.Application()
         app.add_routes(
             [
+                web.post("/start", self._begin),
                 web.put("/weights/{version}", self._begin_update),
                 web.post("/weights/{version}", self._end_update),
                 web.get("/steps/{step}/shares/{rank}", self._share),
@@ -75,13 +83,22 @@ class Desk:
         finally:
             await runner.cleanup()
 
+    async def _begin(self, request: web.Request) -> web.Response:
+        if self._start.done():
+            raise web.HTTPConflict(text=f"the stage has started at step {self._step} already")
+        progress = msgspec.json.decode(await request.read(), type=Progress)
+        self._step = progress.next_step
+        self._start.set_result(progress)
+        return web.Response(status=204)
+
     async def _begin_update(self, request: web.Request) -> web.Response:
-        self._pool.close_gate()
+        self._pool.close_gate(int(request.match_info["version"]))
         return web.Response(status=204)
 
     async def _end_update(self, request: web.Request) -> web.Response:
         version = int(request.match_info["version"])
-        self._pool.open_gate(version)
+        body = await request.read()
+        self._pool.open_gate(version, msgspec.json.decode(body, type=list[str]) if body else None)
         if version == self._num_steps and not self._finished.done():
             self._finished.set_result(None)
         return web.Response(status=204)

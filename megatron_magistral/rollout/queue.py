@@ -62,6 +62,10 @@ class GroupQueue:
         """Sequences that generators work on."""
         return self._in_flight
 
+    def start_at(self, ordinal: int) -> None:
+        """Admit from this ordinal on: the groups before it belong to steps that are trained."""
+        self._next_ordinal = ordinal
+
     async def admit(self) -> int:
         """Wait for room, then return the ordinal of a new group, its sequences now in flight."""
         async with self._changed:

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import load
 from megatron_magistral.data.datasets import Datasets, dataset_paths
-from megatron_magistral.prompts import load_template, render_prompt
+from megatron_magistral.prompts import load_template, longest_prompt, render_prompt
 from megatron_magistral.rewards.language import fasttext_identifier
 from megatron_magistral.rewards.settings import RewardSettings
 from megatron_magistral.rollout.controller import Controller
@@ -38,8 +38,7 @@ async def control(config: Config, run: RunFolder, port: int, urls: Sequence[str]
     limits = ModelLimits(arch.vocab_size, arch.max_position_embeddings)
     template = load_template(config.data.prompt_file)
     datasets = Datasets.read(dataset_paths(config, run))
-    room = min(limits.context_length, config.rl.microbatch_tokens)
-    longest_prompt = room - config.reward.l_max
+    room = longest_prompt(limits.context_length, config.rl.microbatch_tokens, config.reward.l_max)
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -72,8 +71,8 @@ async def control(config: Config, run: RunFolder, port: int, urls: Sequence[str]
             ),
             tokenizer,
             template,
-            fitting(datasets.train, tokenizer, template, longest_prompt),
-            fitting(datasets.held_out, tokenizer, template, longest_prompt),
+            fitting(datasets.train, tokenizer, template, room),
+            fitting(datasets.held_out, tokenizer, template, room),
         )
         await controller.run("127.0.0.1", port)
 
@@ -82,27 +81,27 @@ def fitting(
     problems: Sequence[Problem],
     tokenizer: PreTrainedTokenizerBase,
     template: str,
-    longest_prompt: int,
+    room: int,
 ) -> list[Problem]:
-    """The problems whose prompt leaves room for l_max tokens; the log names the others.
+    """The problems whose prompt has at most `room` tokens; the log names the others.
 
     Raises ValueError if there is none.
     """
     kept = []
     for problem in problems:
         length = len(tokenizer.encode(render_prompt(problem.statement, template)))
-        if length <= longest_prompt:
+        if length <= room:
             kept.append(problem)
         else:
             log.warning(
                 "set aside %s: its prompt has %d tokens, at most %d leave room for a completion",
                 problem.id,
                 length,
-                longest_prompt,
+                room,
             )
     if not kept:
         raise ValueError(
-            f"none of {len(problems)} problems has a prompt of at most {longest_prompt} tokens, "
+            f"none of {len(problems)} problems has a prompt of at most {room} tokens, "
             "which is what reward.l_max leaves of the model's context and of rl.microbatch_tokens"
         )
     return kept
@@ -124,7 +123,8 @@ def main(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
     folder = RunFolder(run)
-    asyncio.run(control(load(folder.config), folder, port, generators.split(",")))
+    with folder.lock("controller"):
+        asyncio.run(control(load(folder.config), folder, port, generators.split(",")))
 
 
 if __name__ == "__main__":

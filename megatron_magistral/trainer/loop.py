@@ -2,7 +2,8 @@
 
     publish weights -> pull a batch -> train its minibatches -> publish weights -> ...
 
-Generators go on while this loop trains, and while it publishes all but the pause of the transfer.
+Generators go on while this loop trains, while it publishes all but the pause of the transfer, and
+while it saves.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import time
 from typing import Protocol
 
 from megatron_magistral.algorithm.settings import AlgorithmSettings
-from megatron_magistral.config import RlConfig
+from megatron_magistral.config_stages import RlConfig
 from megatron_magistral.trainer.batch import PackedBatch
+from megatron_magistral.trainer.checkpoint import Checkpointer
 from megatron_magistral.trainer.feed import Feed
+from megatron_magistral.trainer.nonfinite import NonFiniteWatch
 from megatron_magistral.trainer.objective import PolicyObjective
 from megatron_magistral.trainer.sft import step_metrics
 from megatron_magistral.trainer.step import StepStats, Trainer
-from megatron_magistral.types import Batch
+from megatron_magistral.types import Batch, Progress
 
 
 class Publisher(Protocol):
@@ -27,24 +30,39 @@ class Publisher(Protocol):
 
 
 def train_rl(
-    trainer: Trainer, feed: Feed, publisher: Publisher, config: RlConfig, *, speaks: bool
+    trainer: Trainer,
+    feed: Feed,
+    publisher: Publisher,
+    config: RlConfig,
+    checkpoints: Checkpointer,
+    watch: NonFiniteWatch,
+    *,
+    speaks: bool,
 ) -> None:
-    """Every step of the stage. The first update comes before the first prompt.
+    """Every step of the stage that is not done yet. The first update comes before the first prompt.
 
     One rank `speaks` to the controller of what all of them did.
     """
     settings = config.algorithm.settings(config.num_minibatches)
-    publisher.publish(0)
-    for step in range(config.num_steps):
+    progress = checkpoints.restore()
+    if speaks:
+        feed.start(progress)
+    publisher.publish(progress.next_step)
+    for step in range(progress.next_step, config.num_steps):
         begin = time.monotonic()
         batch = feed.pull(step, trainer.mesh.dp_rank)
         pulled = time.monotonic()
+        checkpoints.poll()  # a batch takes long: what was written meanwhile is to count by now
         stats = train_batch(trainer, batch, settings, config)
         train_s = time.monotonic() - pulled
+        watch.look(step, stats, [minibatch.sequences for minibatch in batch.minibatches])
         update = publisher.publish(step + 1)
         if speaks:
             waited = {"trainer_wait_s": pulled - begin}
             feed.acknowledge(step, mean_step_metrics(stats, train_s) | update | waited)
+        progress = Progress(step + 1, max(progress.next_ordinal, 1 + max(batch.ordinals)))
+        checkpoints.step_done(progress)
+    checkpoints.finish()
 
 
 def train_batch(

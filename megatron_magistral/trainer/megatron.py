@@ -1,4 +1,4 @@
-"""The edge to Megatron-core: the only file that imports it.
+"""The edge to Megatron-core: this file and `megatron_checkpoint.py` alone import it.
 
 Builds a model in a parallel layout, its optimizer, and runs Megatron's schedules over packed
 microbatches. What a step does is in `step.py`, what it minimises in `objective.py`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from enum import StrEnum
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -17,19 +17,22 @@ from megatron_magistral.config_file import load
 from megatron_magistral.data.datasets import Datasets, dataset_paths
 from megatron_magistral.metrics import MetricsWriter
 from megatron_magistral.prompts import load_template
-from megatron_magistral.run_folder import RunFolder
+from megatron_magistral.run_folder import RunBusy, RunFolder, Stage
+from megatron_magistral.trainer.checkpoint import Checkpointer
+from megatron_magistral.trainer.checkpoint_files import CheckpointError, CheckpointFolder
 from megatron_magistral.trainer.feed import Feed
+from megatron_magistral.trainer.fingerprint import training_values
 from megatron_magistral.trainer.layout import ParallelLayout
 from megatron_magistral.trainer.loop import train_rl
+from megatron_magistral.trainer.nonfinite import NonFiniteSteps, NonFiniteWatch
 from megatron_magistral.trainer.publish import WeightPublisher
 from megatron_magistral.trainer.settings import OptimizerSettings
 from megatron_magistral.trainer.sft import encode_traces, train_sft
 from megatron_magistral.trainer.step import Trainer
 
+log = logging.getLogger(__name__)
 
-class Stage(StrEnum):
-    SFT = "sft"
-    RL = "rl"
+FAILED = 1
 
 
 def run_sft(config: Config, run: RunFolder, *, speaks: bool) -> None:
@@ -42,8 +45,11 @@ def run_sft(config: Config, run: RunFolder, *, speaks: bool) -> None:
         load_template(config.data.prompt_file),
         max_tokens=min(config.sft.microbatch_tokens, trainer.arch.max_position_embeddings),
     )
-    metrics = MetricsWriter(run.root, "sft") if speaks else None
-    train_sft(trainer, traces, config.sft, config.run.seed, metrics)
+    checkpoints = make_checkpointer(config, run, Stage.SFT, trainer)
+    watch = make_watch(run, Stage.SFT, config.sft.optimizer.max_nonfinite_steps, trainer)
+    start = checkpoints.restore()
+    metrics = MetricsWriter(run.root, "sft", start.next_step) if speaks else None
+    train_sft(trainer, traces, config.sft, config.run.seed, checkpoints, watch, start, metrics)
     if metrics is not None:
         metrics.close()
     trainer.save_hf(run.sft_model)
@@ -69,7 +75,9 @@ def run_rl(
     )
     feed = Feed(controller, batch_timeout_s=config.rl.batch_timeout_s)
     publisher = WeightPublisher(trainer, feed, config, generators, speaks=speaks)
-    train_rl(trainer, feed, publisher, config.rl, speaks=speaks)
+    checkpoints = make_checkpointer(config, run, Stage.RL, trainer)
+    watch = make_watch(run, Stage.RL, config.rl.optimizer.max_nonfinite_steps, trainer)
+    train_rl(trainer, feed, publisher, config.rl, checkpoints, watch, speaks=speaks)
     trainer.save_hf(run.model)
     publisher.close()
     feed.close()
@@ -96,8 +104,29 @@ def make_trainer(
         dtype=getattr(torch, config.model.dtype),
         seed=config.run.seed,
         timeout_s=parallel.timeout_s,
+        recompute=parallel.recompute,
         ema_decay=ema_decay,
     )
+
+
+def make_checkpointer(
+    config: Config, run: RunFolder, stage: Stage, trainer: Trainer
+) -> Checkpointer:
+    settings = config.checkpoint
+    every_steps = {Stage.SFT: settings.sft_every_steps, Stage.RL: settings.rl_every_steps}
+    return Checkpointer(
+        trainer,
+        CheckpointFolder(run.checkpoints(stage)),
+        settings,
+        every_steps=every_steps[stage],
+        training=training_values(config, stage),
+    )
+
+
+def make_watch(run: RunFolder, stage: Stage, max_steps: int, trainer: Trainer) -> NonFiniteWatch:
+    mesh = trainer.mesh
+    keeps = mesh.tp_rank == 0 and mesh.pp_rank == 0
+    return NonFiniteWatch(stage, max_steps, run.nonfinite if keeps else None, mesh.dp_rank)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -115,16 +144,23 @@ def main(
     folder = RunFolder(run)
     config = load(folder.config)
     speaks = int(os.environ["RANK"]) == 0
-    if stage is Stage.SFT:
-        run_sft(config, folder, speaks=speaks)
-        return
-    run_rl(
-        config,
-        folder,
-        controller=controller,
-        generators=generators.split(","),
-        speaks=speaks,
-    )
+    try:
+        with folder.lock("trainer") if speaks else nullcontext():
+            if stage is Stage.SFT:
+                run_sft(config, folder, speaks=speaks)
+            else:
+                assert stage is Stage.RL, f"trainers have no part in stage {stage}"
+                run_rl(
+                    config,
+                    folder,
+                    controller=controller,
+                    generators=generators.split(","),
+                    speaks=speaks,
+                )
+    except (CheckpointError, NonFiniteSteps, RunBusy) as error:
+        # What a user can act on needs no traceback.
+        log.error("%s", error)
+        raise typer.Exit(FAILED) from error
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
-from megatron_magistral.config import SftConfig
+from megatron_magistral.config_stages import SftConfig
 from megatron_magistral.metrics import MetricsWriter
 from megatron_magistral.prompts import render_prompt
+from megatron_magistral.trainer.checkpoint import Checkpointer
+from megatron_magistral.trainer.nonfinite import NonFiniteWatch
 from megatron_magistral.trainer.objective import SupervisedObjective
 from megatron_magistral.trainer.step import StepStats, StepStatus, Trainer
-from megatron_magistral.types import Trace, TrainSequence
+from megatron_magistral.types import Progress, Trace, TrainSequence
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +33,14 @@ def train_sft(
     traces: Sequence[EncodedTrace],
     config: SftConfig,
     seed: int,
+    checkpoints: Checkpointer,
+    watch: NonFiniteWatch,
+    start: Progress,
     metrics: MetricsWriter | None,
 ) -> None:
-    """Every step of the stage. `metrics` is given on one rank."""
+    """Every step of the stage from `start` on. `metrics` is given on one rank."""
     objective = SupervisedObjective()
-    for step in range(config.num_steps):
+    for step in range(start.next_step, config.num_steps):
         begin = time.monotonic()
         indices = step_indices(step, len(traces), config.batch_size, seed)
         sequences = sft_sequences([traces[i] for i in indices])
@@ -43,6 +48,9 @@ def train_sft(
         stats = trainer.train_minibatch(trainer.pack(mine, config.microbatch_tokens), objective)
         if metrics is not None:
             metrics.write(step, step_metrics(stats, time.monotonic() - begin))
+        watch.look(step, [stats], [mine])
+        checkpoints.step_done(Progress(step + 1))
+    checkpoints.finish()
 
 
 def step_metrics(stats: StepStats, elapsed_s: float) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_magistral.config import RlConfig
+from megatron_magistral.config_stages import RlConfig
 from megatron_magistral.trainer.layout import ParallelLayout
 from megatron_magistral.trainer.loop import train_batch
 from megatron_magistral.trainer.megatron import destroy_distributed
