@@ -130,7 +130,7 @@ def test_every_benchmark_says_what_it_does(name, monkeypatch):
 def test_an_unknown_benchmark_is_answered_with_the_known_ones(arguments):
     result = magistral("bench", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "is no benchmark; known: collate" in result.stderr
+    assert "is no benchmark; known: broadcast, collate, " in result.stderr
 
 
 def test_a_real_process_prints_the_same_plan_wherever_it_is_started(tmp_path):
