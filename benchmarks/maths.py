@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import statistics
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from rich.table import Table
 
 from verifier_sandbox.mathcheck import MathResult, MathVerdict
 from verifier_sandbox.mathcheck.pool import MathPool
+from verifier_sandbox.mathcheck.rows import BadRow, category_of, label_of, read_rows, text_of
 from verifier_sandbox.mathcheck.second_grader import GraderMissing, Opinion, second_opinions
 
 PAIRS = Path(__file__).parents[1] / "tests" / "data" / "math_pairs.jsonl"
@@ -57,10 +59,15 @@ class Measured:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """The labelled pairs of a JSON-lines file."""
-    with path.open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    return [Pair(row["gold"], row["pred"], row["match"], row["category"]) for row in rows]
+    """The labelled pairs of a JSON-lines file. Raises BadRow."""
+    pairs = []
+    for number, row in enumerate(read_rows(path), start=1):
+        label = label_of(row, number)
+        if label is None:
+            raise BadRow(f"row {number}: 'match' is missing; true or false is needed")
+        gold, pred = text_of(row, number, "gold"), text_of(row, number, "pred")
+        pairs.append(Pair(gold, pred, label, category_of(row, number)))
+    return pairs
 
 
 async def measure_ours(pairs: list[Pair]) -> tuple[list[Measured], float, float]:
@@ -104,15 +111,17 @@ def summarize(measured: list[Measured]) -> dict[str, float]:
         "false positives in the five strict categories": sum(
             m.is_false_positive for m in measured if m.pair.category in NO_FALSE_POSITIVES
         ),
-        "ordinary pair, mean ms": statistics.mean(ordinary_ms),
-        "ordinary pair, median ms": statistics.median(ordinary_ms),
-        "hostile pair, max ms": max(hostile_ms),
+        "ordinary pair, mean ms": statistics.mean(ordinary_ms or [0.0]),
+        "ordinary pair, median ms": statistics.median(ordinary_ms or [0.0]),
+        "hostile pair, max ms": max(hostile_ms, default=0.0),
         "total CPU s": sum(m.cpu_ms for m in measured) / 1e3,
     }
 
 
 def main(
-    pairs_file: Annotated[Path, typer.Option(help="Labelled pairs.")] = PAIRS,
+    pairs_file: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help="Labelled pairs.")
+    ] = PAIRS,
     math_verify_python: Annotated[
         str | None, typer.Option(help="An interpreter that has math-verify, to compare with.")
     ] = None,
@@ -120,7 +129,14 @@ def main(
 ) -> None:
     """Measure the maths check; exit with 1 if a target is missed."""
     console = Console()
-    pairs = read_pairs(pairs_file)
+    try:
+        pairs = read_pairs(pairs_file)
+    except BadRow as error:
+        raise typer.BadParameter(str(error)) from None
+    if math_verify_python is not None and shutil.which(math_verify_python) is None:
+        raise typer.BadParameter(f"--math-verify-python: {math_verify_python} is no program")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--out: the folder of {out} does not exist")
     measured, per_s, rss_mib = asyncio.run(measure_ours(pairs))
     ours = summarize(measured) | {"checks per s, one worker": per_s, "peak RSS MiB": rss_mib}
     theirs: dict[str, float] = {}

@@ -3,8 +3,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from verifier_sandbox.mathcheck.audit import BadRow, app, read_rows
+from benchmarks.maths import read_pairs
+from verifier_sandbox.mathcheck.audit import app
 from verifier_sandbox.mathcheck.references import ReferenceStatus, audit_reference
+from verifier_sandbox.mathcheck.rows import BadRow, read_rows
 
 
 def write_rows(path, rows):
@@ -47,6 +49,47 @@ def test_a_line_that_is_not_json_is_named(tmp_path):
     file.write_text('{"gold": "1", "pred": "1"}\n{oops\n')
     with pytest.raises(BadRow, match=":2: not JSON"):
         read_rows(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no rows"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b'{"gold": "1", "pred": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"gold": "1", "pred": "1", "match": "yes"}', "'match' must be true or false"),
+    ],
+)
+def test_a_file_that_cannot_be_judged_is_one_clear_error(tmp_path, content, message):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(content)
+    result = CliRunner().invoke(app, ["maths", str(file), "--report", str(tmp_path / "r.json")])
+    assert result.exit_code == 2
+    assert message in result.output
+    with pytest.raises(BadRow):
+        read_pairs(file)
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", [{"gold": "1", "pred": "1"}])
+    result = CliRunner().invoke(app, ["maths", file, "--report", str(tmp_path / "no" / "r.json")])
+    assert result.exit_code == 2
+    assert "--report" in result.output
+
+
+def test_an_interpreter_that_does_not_exist_is_refused(tmp_path):
+    rows = [{"gold": "1", "pred": "1"}]
+    result, report = invoke(tmp_path, "maths", rows, "--math-verify-python", "/no/such/python")
+    assert result.exit_code == 2
+    assert report is None
+
+
+def test_brackets_in_a_category_are_no_markup(tmp_path):
+    rows = [{"gold": 5, "pred": "6[/red]", "category": "[/x]", "match": False}]
+    result, report = invoke(tmp_path, "maths", rows, "--no-second")
+    assert result.exit_code == 0
+    assert "[/x]" in result.output
+    assert report["summary"]["false_positives"] == 0
 
 
 def test_the_audit_of_references_names_what_cannot_be_verified(tmp_path):

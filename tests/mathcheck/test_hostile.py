@@ -1,7 +1,9 @@
 import random
+import resource
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,35 @@ def test_random_latex_of_any_length_ends_in_a_verdict():
         for _ in range(30):
             text = "".join(generator.choices(PIECES, k=length))
             assert check("x+1", text).verdict in MathVerdict
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"x+0\ln(1+1.1^x i)",
+        r"x+0\cdot(1+1.1^{x+i})^{x}",
+        r"x+0(1+1.1^{x}i)^{\pi}",
+        r"x+0|1+1.1^{x}i|",
+    ],
+)
+def test_a_complex_number_with_parts_of_very_different_size_takes_little_memory(answer):
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(
+        resource.RLIMIT_AS, (used_pages * resource.getpagesize() + (256 << 20), limits[1])
+    )
+    try:
+        reason = check("x", answer).reason
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert "memory" not in reason
+
+
+def test_a_long_list_in_another_order_is_within_the_budget():
+    powers = [f"x^{{{k}}}" for k in range(policy.MAX_ITEMS)]
+    reverse = ",".join(reversed(powers))
+    assert check(",".join(powers), reverse).verdict is MathVerdict.CORRECT
+    assert check(",".join(powers), reverse + "+1").verdict is MathVerdict.WRONG
 
 
 def test_a_long_answer_is_too_big_unless_it_is_the_reference():

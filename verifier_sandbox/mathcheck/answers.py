@@ -39,6 +39,8 @@ class Sequence_:
 
     order: Order
     items: tuple[Answer, ...]
+    is_disjunction: bool = False
+    """Whether "or" stands between the items: the roots of one unknown, or a hedge."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class Ratio:
     terms: tuple[Node, ...]
     clock: Clock | None = None
     """The same text as a time of day, where it could be one."""
+    is_spelled: bool = field(default=False, compare=False)
+    """Whether it is written with "to", as a range may be."""
 
 
 @dataclass(frozen=True)

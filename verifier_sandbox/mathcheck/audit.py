@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,15 +19,12 @@ from . import second_grader
 from .checker import check
 from .references import ReferenceStatus, audit_reference
 from .result import MathResult, MathVerdict
+from .rows import BadRow, category_of, label_of, read_rows, text_of
 
 app = typer.Typer(no_args_is_help=True, help="Audit the maths check and reference answers.")
 _MAX_ROWS_SHOWN = 20
 _MAX_TEXT_SHOWN = 60
 _REFERENCE_KEYS = ("gold", "answer", "reference", "solution")
-
-
-class BadRow(ValueError):
-    """A row of the file lacks what the audit needs."""
 
 
 @dataclass(frozen=True)
@@ -53,37 +51,19 @@ class JudgedPair:
         return "false negative" if self.expected else "false positive"
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file. Raises BadRow with the number of the line."""
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise BadRow(f"{path}:{number}: not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise BadRow(f"{path}:{number}: an object is needed, not {type(row).__name__}")
-            rows.append(row)
-    return rows
-
-
 def judge_pairs(rows: Iterable[dict[str, Any]]) -> Iterator[JudgedPair]:
-    """Check every pair. Raises BadRow if `gold` or `pred` is missing."""
+    """Check every pair. Raises BadRow if `gold` or `pred` is missing or `match` is no boolean."""
     for number, row in enumerate(rows, start=1):
-        missing = [key for key in ("gold", "pred") if not isinstance(row.get(key), str)]
-        if missing:
-            raise BadRow(f"row {number}: {missing[0]!r} must be a string; it has {sorted(row)}")
+        gold, pred = text_of(row, number, "gold"), text_of(row, number, "pred")
+        category, expected = category_of(row, number), label_of(row, number)
         begin = time.process_time()
-        result: MathResult = check(row["gold"], row["pred"])
+        result: MathResult = check(gold, pred)
         cpu_ms = (time.process_time() - begin) * 1e3
         yield JudgedPair(
-            row["gold"],
-            row["pred"],
-            str(row.get("category", "-")),
-            row.get("match"),
+            gold,
+            pred,
+            category,
+            expected,
             result.verdict.value,
             result.reason,
             cpu_ms,
@@ -92,7 +72,9 @@ def judge_pairs(rows: Iterable[dict[str, Any]]) -> Iterator[JudgedPair]:
 
 @app.command()
 def maths(
-    file: Annotated[Path, typer.Argument(exists=True, help="JSON lines: gold, pred[, match].")],
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="JSON lines: gold, pred[, match].")
+    ],
     report: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("maths_audit.json"),
     second: Annotated[bool, typer.Option(help="Ask math-verify too, if it is installed.")] = True,
     math_verify_python: Annotated[
@@ -101,6 +83,9 @@ def maths(
 ) -> None:
     """Judge pairs; show errors by category, disagreements and the slowest pairs."""
     console = Console()
+    _require_writable(report)
+    if math_verify_python is not None and shutil.which(math_verify_python) is None:
+        raise typer.BadParameter(f"--math-verify-python: {math_verify_python} is no program")
     try:
         judged = list(judge_pairs(read_rows(file)))
     except BadRow as error:
@@ -138,7 +123,9 @@ def maths(
 
 @app.command()
 def reference(
-    file: Annotated[Path, typer.Argument(exists=True, help="JSON lines with one answer each.")],
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="JSON lines with one answer each.")
+    ],
     key: Annotated[str | None, typer.Option(help="Which field holds the answer.")] = None,
     report: Annotated[Path, typer.Option(help="Where the report goes.")] = Path(
         "reference_audit.json"
@@ -146,6 +133,7 @@ def reference(
 ) -> None:
     """Tell which reference answers cannot be verified: they do not match their own rewrites."""
     console = Console()
+    _require_writable(report)
     try:
         answers = [_reference_of(row, number, key) for number, row in enumerate(read_rows(file), 1)]
     except BadRow as error:
@@ -165,8 +153,7 @@ def reference(
     for entry in unfit[:_MAX_ROWS_SHOWN]:
         console.print(
             f"row {entry['row']}: {_short(str(entry['answer']))}  {entry['status']}: "
-            f"{entry['reason']}",
-            markup=False,
+            f"{_short(str(entry['reason']))}",
         )
     summary = {status.value: counts[status] for status in ReferenceStatus}
     report.write_text(
@@ -176,11 +163,23 @@ def reference(
     console.print(f"report: {report}")
 
 
+def _require_writable(report: Path) -> None:
+    """Raise BadParameter if the report cannot be written, before the work instead of after it."""
+    is_new = not report.exists()
+    try:
+        report.open("a", encoding="utf-8").close()
+        if is_new:
+            report.unlink()
+    except OSError as error:
+        reason = error.strerror or "no reason given"
+        raise typer.BadParameter(f"--report: {report} cannot be written: {reason}") from None
+
+
 def _reference_of(row: dict[str, Any], number: int, key: str | None) -> str:
     keys = (key,) if key else _REFERENCE_KEYS
     for name in keys:
-        if isinstance(row.get(name), str | int | float):
-            return str(row[name])
+        if isinstance(row.get(name), str | int | float) and not isinstance(row[name], bool):
+            return text_of(row, number, name)
     raise BadRow(f"row {number}: no answer under {' or '.join(keys)}; it has {sorted(row)}")
 
 
@@ -221,7 +220,7 @@ def _print_categories(console: Console, judged: list[JudgedPair]) -> None:
         errors = Counter(pair.error for pair in pairs)
         times_ms = [pair.cpu_ms for pair in pairs]
         table.add_row(
-            category,
+            _short(category),
             str(len(pairs)),
             str(errors["false negative"]),
             str(errors["false positive"]),
@@ -236,10 +235,10 @@ def _print_pairs(console: Console, title: str, pairs: list[JudgedPair]) -> None:
     table = Table("category", "gold", "prediction", "verdict", "ms", title=title)
     for pair in pairs[:_MAX_ROWS_SHOWN]:
         table.add_row(
-            pair.category,
+            _short(pair.category),
             _short(pair.gold),
             _short(pair.pred),
-            f"{pair.error or pair.verdict}: {pair.reason}",
+            _short(f"{pair.error or pair.verdict}: {pair.reason}"),
             f"{pair.cpu_ms:.1f}",
         )
     console.print(table)

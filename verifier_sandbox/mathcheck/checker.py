@@ -142,8 +142,12 @@ def _compare(reference: Reading, prediction: Reading) -> MathResult:
                 return MathResult(MathVerdict.CORRECT, reason)
     except TooBig as error:
         return MathResult(MathVerdict.TOO_BIG, str(error))
+    except MemoryError:
+        return MathResult(MathVerdict.TOO_BIG, "a value that does not fit into memory")
     except Undefined as error:
         return MathResult(MathVerdict.WRONG, str(error))
+    if reference.choice is not None and prediction.choice is not None:
+        return MathResult(MathVerdict.WRONG, "another choice")
     problem = reference.problem or prediction.problem
     return problem or MathResult(
         MathVerdict.WRONG, f"{_shape(prediction.answer)} for {_shape(reference.answer)}"
@@ -154,13 +158,36 @@ def _same_without_reading(reference: Reading, prediction: Reading) -> str | None
     """Why the two are the same although no value was compared, or None."""
     if reference.spelling and reference.spelling == prediction.spelling:
         return "equal tokens"
-    if reference.choice is not None and reference.choice == prediction.choice:
+    if _same_choice(reference.choice, prediction.choice):
         return "the same choice"
     if same_choices(reference.choices, prediction.choices):
         return "the same choices"
     if _spells_word(prediction, reference) or _spells_word(reference, prediction):
         return "the same word"
     return None
+
+
+def _same_choice(reference: Choice | None, prediction: Choice | None) -> bool:
+    """Whether the letters agree, and where both repeat what the option says, that too."""
+    if reference is None or prediction is None or reference.letter != prediction.letter:
+        return False
+    if not reference.option or not prediction.option:
+        return True
+    expected, answer = _option_of(reference), _option_of(prediction)
+    if expected is None or answer is None:
+        return _spelling([*reference.option]) == _spelling([*prediction.option])
+    try:
+        return Comparison(WorkBudget()).equal(expected, answer)
+    except (TooBig, Undefined):
+        return False
+
+
+def _option_of(choice: Choice | None) -> Answer | None:
+    """What the option says, such as 12 in (B) 12."""
+    try:
+        return read_answer(choice.option) if choice is not None and choice.option else None
+    except (Unreadable, TooBig):
+        return None
 
 
 def _spells_word(bare: Reading, word: Reading) -> bool:
@@ -176,6 +203,9 @@ def _pairs(reference: Reading, prediction: Reading) -> Iterator[tuple[Answer, An
     """The likeliest meaning of each side, then that of one with other meanings of the other."""
     if reference.answer is not None and prediction.answer is not None:
         yield reference.answer, prediction.answer
+    option = _option_of(reference.choice) if prediction.choice is None else None
+    if option is not None and prediction.answer is not None:
+        yield option, prediction.answer
     if reference.answer is not None:
         is_decimal = reference.has_decimal or _has_leading_zero(prediction)
         for answer in _other_answers(prediction.text, is_decimal):

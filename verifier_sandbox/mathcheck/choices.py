@@ -16,9 +16,10 @@ _DOUBTS = name_set("not maybe perhaps possibly either probably 可能 不")
 
 @dataclass(frozen=True)
 class Choice:
-    """The letter that was chosen, in upper case."""
+    """The letter that was chosen, in upper case, and what the option says, if it is repeated."""
 
     letter: str
+    option: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,12 @@ def read_choice(tokens: Sequence[Token]) -> Choice | None:
         return None if is_open else Choice(letter)
     mark = tail[0]
     if is_open:
-        return Choice(letter) if mark.is_(Kind.CLOSE, "(") and _is_option(tail[1:]) else None
+        is_choice = mark.is_(Kind.CLOSE, "(") and _is_option(tail[1:])
+        return Choice(letter, tuple(tail[1:])) if is_choice else None
     has_mark = (
         mark.is_(Kind.CLOSE, "(") or mark.is_(Kind.OPERATOR, ".") or mark.is_(Kind.SEPARATOR, ":")
     )
-    return Choice(letter) if has_mark and _is_option(tail[1:]) else None
+    return Choice(letter, tuple(tail[1:])) if has_mark and _is_option(tail[1:]) else None
 
 
 def read_choices(tokens: Sequence[Token]) -> Choices | None:
@@ -69,7 +71,9 @@ def read_choices(tokens: Sequence[Token]) -> Choices | None:
     rest = [token for token in tokens if token.kind is not Kind.LETTER]
     has_separator = any(token.kind is Kind.SEPARATOR for token in rest)
     if len(letters) < 2 or any(
-        token.kind is not Kind.SEPARATOR and token.text not in ("(", "{") for token in rest
+        token.is_(Kind.SEPARATOR, "or")
+        or (token.kind is not Kind.SEPARATOR and token.text not in ("(", "{"))
+        for token in rest
     ):
         return None
     are_capitals = all(len(letter) == 1 and letter.isupper() for letter in letters)

@@ -21,14 +21,29 @@ from .answers import (
     Sequence_,
 )
 from .approximations import is_rounding
+from .glances import Glance, glance_at
 from .intervals import are_intervals
-from .nodes import Node, Op, rename_symbol, subtract, symbols
+from .named import (
+    as_equation,
+    describes,
+    equates_choices,
+    may_mean_the_same,
+    name_in,
+    names_in,
+    renamed,
+    spread,
+    with_same_arguments,
+    with_same_parameter,
+    without_real_domain,
+)
+from .nodes import Node, Op, subtract
 from .notations import same_notation
 from .numeric import WorkBudget
 from .quantities import quantities_equal
 from .sets import is_set, same_set
 from .signs import expand_signs
 
+_MANY_PAIRS = 25  # from here on a first glance at all elements spares time
 _EQUATIONS = frozenset(("=", "~"))
 _COORDINATES = frozenset("xyz")  # known by their names in whatever order they are written
 
@@ -105,33 +120,41 @@ class Comparison:
 
     def _assignments(self, reference: Answer, prediction: Answer) -> bool:
         for a, b in ((reference, prediction), (prediction, reference)):
-            if isinstance(a, Assignment) and isinstance(b, Sequence_) and len(_names(b)) > 1:
-                spread = _spread(a)
-                return spread is not None and self._two_sequences(spread, b)
+            if isinstance(a, Assignment) and isinstance(b, Sequence_) and len(names_in(b)) > 1:
+                items = spread(a)
+                return items is not None and self._two_sequences(items, b)
         if not isinstance(reference, Assignment):
             assert isinstance(prediction, Assignment)
             return (
                 prediction.is_label
                 and not is_inequality(reference)
+                and not equates_choices(prediction)
                 and self.equal(reference, prediction.value)
             )
         if not isinstance(prediction, Assignment):
             return not is_inequality(prediction) and self.equal(reference.value, prediction)
         if reference.name == prediction.name:
             return self.equal(reference.value, prediction.value)
-        sides = [_as_equation(answer) for answer in (reference, prediction)]
+        if (value := with_same_arguments(reference, prediction)) is not None:
+            return self.equal(reference.value, value)
+        sides = [as_equation(answer) for answer in (reference, prediction)]
         if sides[0] is None or sides[1] is None:
             return False
         return equality.proportional(sides[0], sides[1], self._budget, positive=False)
 
     def _families(self, reference: Answer, prediction: Answer) -> bool:
         """The name of a parameter does not matter, and its domain may be left out."""
+        bare = [without_real_domain(answer) for answer in (reference, prediction)]
+        if bare != [reference, prediction]:
+            has_other = any(isinstance(answer, Family) for answer in bare)
+            is_real = all(isinstance(answer, Family) for answer in (reference, prediction))
+            return not (has_other and is_real) and self.equal(*bare)
         if isinstance(reference, Family) and isinstance(prediction, Family):
             answer = renamed(prediction.answer, prediction.parameter, reference.parameter)
             return reference.domain == prediction.domain and self.equal(reference.answer, answer)
         family = reference if isinstance(reference, Family) else prediction
         assert isinstance(family, Family)
-        if _describes(family.answer, family.parameter):
+        if describes(family.answer, family.parameter):
             return False  # without its domain, x > 1 is another set
         if isinstance(reference, Family):
             return self.equal(reference.answer, prediction)
@@ -161,6 +184,8 @@ class Comparison:
 
     def _two_sequences(self, reference: Sequence_, prediction: Sequence_) -> bool:
         reference, prediction = self._expanded(reference), self._expanded(prediction)
+        if not may_mean_the_same(reference, prediction):
+            return False
         for a, b in ((reference, prediction), (prediction, reference)):
             inner = a.items[0] if a.order is Order.SET and len(a.items) == 1 else None
             if isinstance(inner, Sequence_) and inner.order is not Order.SET:
@@ -178,7 +203,7 @@ class Comparison:
             if Order.SET in (reference.order, prediction.order):
                 return False
             return self._in_order(reference.items, prediction.items)
-        names = [_names(sequence) for sequence in (reference, prediction)]
+        names = [names_in(sequence) for sequence in (reference, prediction)]
         if max(map(len, names)) > 1 and not (names[0] and names[1]):
             return self._in_order(reference.items, prediction.items)
         if {reference.order, prediction.order} == {Order.LIST} and len(reference.items) != len(
@@ -193,9 +218,9 @@ class Comparison:
             return False
         named = [all(isinstance(item, Assignment) for item in side) for side in (left, right)]
         if named[0] and not named[1]:
-            left = sorted(left, key=_name) if {*map(_name, left)} <= _COORDINATES else left
+            left = sorted(left, key=name_in) if {*map(name_in, left)} <= _COORDINATES else left
         elif named[1] and not named[0]:
-            right = sorted(right, key=_name)
+            right = sorted(right, key=name_in)
         return all(self._same_element(a, b) for a, b in zip(left, right, strict=True))
 
     def _same_element(self, left: Answer, right: Answer) -> bool:
@@ -205,11 +230,21 @@ class Comparison:
 
     def _in_any_order(self, left: Sequence[Answer], right: Sequence[Answer]) -> bool:
         """Each element of one has an equal in the other, both ways."""
+        glances: list[list[Glance | None]] = [[], []]
+        if len(left) * len(right) >= _MANY_PAIRS:
+            glances = [[glance_at(item, self._budget) for item in side] for side in (left, right)]
+
+        def are_same(i: int, j: int) -> bool:
+            first, second = (glances[0][i], glances[1][j]) if glances[0] else (None, None)
+            if first is not None and second is not None and first.differs_from(second):
+                return False
+            return self._same_element(left[i], right[j])
+
         unmatched = set(range(len(right)))
-        for a in left:
-            matches = {i for i in unmatched if self._same_element(a, right[i])}
+        for i in range(len(left)):
+            matches = {j for j in unmatched if are_same(i, j)}
             if not matches and not any(
-                i not in unmatched and self._same_element(a, b) for i, b in enumerate(right)
+                j not in unmatched and are_same(i, j) for j in range(len(right))
             ):
                 return False
             unmatched -= matches
@@ -221,7 +256,7 @@ class Comparison:
         for item in sequence.items:
             expanded = expand_signs(item)
             items.extend(expanded if expanded is not None else (item,))
-        return Sequence_(sequence.order, tuple(items))
+        return replace(sequence, items=tuple(items))
 
     def _sequence_and_other(
         self, sequence: Sequence_, other: Answer, *, is_reference: bool
@@ -266,7 +301,8 @@ class Comparison:
             return self._in_any_order(signs[0], signs[1])
         if signs[0] is not None or signs[1] is not None:
             return False
-        return quantities_equal(reference, prediction, self._budget)
+        node = with_same_parameter(reference.node, prediction.node)
+        return quantities_equal(reference, replace(prediction, node=node), self._budget)
 
 
 def is_inequality(answer: Answer) -> bool:
@@ -278,51 +314,6 @@ def is_inequality(answer: Answer) -> bool:
 
 def _is_equation(relation: Relation) -> bool:
     return set(relation.relations) <= _EQUATIONS
-
-
-def _as_equation(answer: Assignment) -> Node | None:
-    if answer.name_node is None or not isinstance(answer.value, Quantity):
-        return None
-    return subtract(answer.name_node, answer.value.node)
-
-
-def renamed(answer: Answer, old: str, new: str) -> Answer:
-    """The answer with another name for a symbol."""
-    if isinstance(answer, Quantity):
-        return replace(answer, node=rename_symbol(answer.node, old, new))
-    if isinstance(answer, Assignment):
-        return replace(answer, value=renamed(answer.value, old, new))
-    if isinstance(answer, Sequence_):
-        return replace(answer, items=tuple(renamed(item, old, new) for item in answer.items))
-    return answer
-
-
-def _names(sequence: Sequence_) -> set[str]:
-    return {item.name for item in sequence.items if isinstance(item, Assignment)}
-
-
-def _describes(answer: Answer, name: str) -> bool:
-    """Whether the answer says which values the name has, as x > 1 does."""
-    if isinstance(answer, Sequence_ | Conditions):
-        items = answer.items if isinstance(answer, Sequence_) else answer.parts
-        return any(_describes(item, name) for item in items)
-    if isinstance(answer, Relation):
-        return any(name in symbols(side) for side in answer.sides)
-    return isinstance(answer, Assignment | Membership) and answer.name == name
-
-
-def _name(item: Answer) -> str:
-    return item.name if isinstance(item, Assignment) else ""
-
-
-def _spread(assignment: Assignment) -> Sequence_ | None:
-    """(x, y) = (1, 2) as x = 1, y = 2; None if the name is not a tuple of names."""
-    names = assignment.name.strip("()").split(",")
-    values = assignment.value
-    if not isinstance(values, Sequence_) or len(names) != len(values.items):
-        return None
-    pairs = zip(names, values.items, strict=True)
-    return Sequence_(Order.LIST, tuple(Assignment(name, value) for name, value in pairs))
 
 
 def _has_relations(sequence: Sequence_) -> bool:

@@ -22,12 +22,14 @@ from .nodes import Node, Op, canonical_key, replace_symbols, symbols
 from .numeric import NumericField, WorkBudget, magnitude
 from .points import Point, Scale, points
 from .result import TooBig, Undefined
+from .steps import has_unmatched_step
 from .values import Setting, is_real, value_at
 
 _GUARD_BITS = 70  # of the precision, what rounding errors may have spoiled
 _SLACK_BITS = 60  # of the precision, what is not worth another evaluation
 _MAX_EVALUATIONS = 4  # of one side at one point
 _CLOSE_RATIO_BITS = 60
+_COMPARISON_UNITS = 20  # of work, whatever the expressions are
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,13 @@ def equal(left: Node, right: Node, budget: WorkBudget) -> bool:
 
 def _equal_values(left: Node, right: Node, budget: WorkBudget) -> bool:
     a, b = facts_of(left, budget), facts_of(right, budget)
+    if (a.names or b.names) and has_unmatched_step(a.step_kinds, b.step_kinds):
+        return canonical_key(left) == canonical_key(right)
     if a.plain is not None and b.plain is not None:
         return a.plain == b.plain
     if a.infinity or b.infinity:
         return a.infinity == b.infinity
+    budget.spend(_COMPARISON_UNITS)
     if stands_for(left, right, budget) or stands_for(right, left, budget):
         return True
     settings = [
@@ -113,7 +118,9 @@ def _equal_values(left: Node, right: Node, budget: WorkBudget) -> bool:
 
 def proportional(left: Node, right: Node, budget: WorkBudget, *, positive: bool) -> bool:
     """Whether left = c * right with one constant c, not zero (above zero if `positive`)."""
-    if not symbols(left) | symbols(right):
+    budget.spend(_COMPARISON_UNITS)
+    kinds = [facts_of(node, budget).step_kinds for node in (left, right)]
+    if not symbols(left) | symbols(right) or has_unmatched_step(*kinds):
         return False
     ratio: Any = None
     first: Mapping[str, Any] | None = None
@@ -169,7 +176,7 @@ def _equal_at_points(left: Node, right: Node, setting: Setting, budget: WorkBudg
         here = _compare_near_or_far(point, left, right, setting, budget)
         if here is _Agreement.DIFFERENT:
             return False
-        agreements += here is _Agreement.EQUAL
+        agreements += here is _Agreement.EQUAL and not point.is_extra
         if agreements >= policy.NUM_POINTS:
             break
     return agreements >= policy.MIN_AGREEMENTS

@@ -47,6 +47,8 @@ class ExactField:
         return value.numerator
 
     def add(self, left: Fraction, right: Fraction) -> Fraction:
+        if left.denominator > 1 and right.denominator > 1:  # takes two common divisors
+            self._work_bits += _bits(left)
         return self._charged(left + right)
 
     def multiply(self, left: Fraction, right: Fraction) -> Fraction:

@@ -13,6 +13,7 @@ from .modular import equal_residues
 from .nodes import Node, Op, symbols
 from .numeric import WorkBudget
 from .result import TooBig, Undefined
+from .steps import step_kinds
 
 _SHORT_BITS = 24  # of a number in an ordinary expression
 _SEEN_BITS = 200  # of the numbers in a constant, what its first precision is enough for
@@ -59,6 +60,11 @@ class Facts:
             return _Exactness.UNDEFINED
         except TooBig:
             return _Exactness.TOO_BIG
+
+    @cached_property
+    def step_kinds(self) -> frozenset[str]:
+        """Its steps and corners (see `steps`)."""
+        return step_kinds(self.node)
 
     @property
     def bits_below_one(self) -> int:

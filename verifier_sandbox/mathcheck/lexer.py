@@ -42,6 +42,7 @@ _QUOTED_MATHS = re.compile(
     r"[\d\s+\-*/^=().,:;<>|!%$\\{}\[\]_]*[^\W\d_]?[\d\s+\-*/^=().,:;<>|!%$\\"
     r"{}\[\]_]*"
 )
+_ORDINAL_ENDINGS = frozenset(("st", "nd", "rd", "th"))
 _ARTICLE = re.compile(r"[aA]\s+(?!and\b|or\b)[^\W\d_]{2}")
 _HAN_OR_ASCII = re.compile(r"[\u2e80-\u9fff]+|[A-Za-z]+(?=[\u2e80-\u9fff])")
 _ROW_GAP = re.compile(r"\[-?[\d.]+ ?(?:pt|em|ex|cm|mm)\]")
@@ -117,6 +118,8 @@ class _Lexer:
         for length in (3, 2, 1):
             known = _SYMBOLS.get(self.text[self.position : self.position + length])
             if known is not None:
+                if length == 2 and known[1] == "=" and not self.tokens:
+                    raise Unreadable("== before an answer")
                 self.position += length
                 self._add(*known)
                 return
@@ -152,6 +155,8 @@ class _Lexer:
         """Add the tokens of a run of ASCII letters; return the part that was read."""
         if run == "min" and (self.quoted or self._follows_number()):
             self._word(run)  # minutes, not a minimum
+        elif self.quoted and run in _ORDINAL_ENDINGS and self._follows_number():
+            self._word(run)  # 4th, not a hyperbolic tangent
         elif run in tokens.FUNCTIONS:
             self._add(Kind.NAME, tokens.FUNCTIONS[run])
         elif run in ("pi", "infty", "oo", "Infinity"):
@@ -238,6 +243,8 @@ class _Lexer:
             self.spaced = True
 
     def _meaningful(self, name: str) -> None:
+        if name == "sim" and not self.tokens:
+            raise Unreadable(r"\sim before an answer")
         if name in tokens.RELATIONS:
             self._add(Kind.RELATION, tokens.RELATIONS[name])
         elif name == "not":
@@ -270,6 +277,8 @@ class _Lexer:
             self._add(
                 Kind.SEPARATOR if name == "colon" else Kind.TEXT, ":" if name == "colon" else name
             )
+        elif name == "jmath":
+            self._add(Kind.LETTER, "j")
         elif name == "#" or name == "&":
             raise Unreadable(f"\\{name}")
         else:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from . import words
 from .brackets import depths, is_wrapped, split
 from .functions import UNKNOWN_FUNCTIONS
+from .labels import is_plain_label
 from .name_tables import name_set
 from .nodes import Node
 from .parser import parse_expression
@@ -20,7 +21,7 @@ def is_name(tokens: Sequence[Token]) -> bool:
     """Whether the tokens name something: x, x_1, f(x), |AB|, (p,q,r), S_{AB}:S, words."""
     if not tokens or len(tokens) > 40:
         return False
-    if all(token.kind is Kind.TEXT for token in tokens):
+    if tokens[0].kind is Kind.TEXT and all(map(_is_point, tokens[1:])):
         return True
     if len(tokens) == 1:
         return tokens[0].kind is Kind.LETTER and tokens[0].text not in ("e",)
@@ -38,6 +39,13 @@ def is_name(tokens: Sequence[Token]) -> bool:
     if cuts:
         return all(map(is_name, parts))
     return _is_applied_name(tokens)
+
+
+def _is_point(token: Token) -> bool:
+    """Whether it is a letter of a figure, as in "area of ABC"."""
+    return token.kind is Kind.TEXT or (
+        token.kind is Kind.LETTER and (token.text.isupper() or token.text == "\\triangle")
+    )
 
 
 def _is_inverse_function(tokens: Sequence[Token]) -> bool:
@@ -92,6 +100,8 @@ def _is_indexed_name(head: Token, rest: Sequence[Token]) -> bool:
 def is_label(tokens: Sequence[Token]) -> bool:
     """Whether a name only says what a value is of; |x| = 5 says something about x instead."""
     head = tokens[0]
+    if head.kind is Kind.TEXT:
+        return is_plain_label(" ".join(token.text for token in tokens if token.kind is Kind.TEXT))
     if is_wrapped(tokens, "("):
         parts, _ = split(tokens[1:-1], lambda token: token.is_(Kind.SEPARATOR, ","))
         names = [name_of(part) for part in parts]

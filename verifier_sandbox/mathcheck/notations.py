@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import equality
-from .answers import Answer, Based, Clock, Congruence, Date, Phrase, Quantity, Ratio
-from .nodes import call, number, subtract
+from .answers import Answer, Based, Clock, Congruence, Date, Phrase, Quantity, Ratio, Words
+from .nodes import Op, call, number, subtract
 from .numeric import WorkBudget
+from .quantities import is_residue
 from .ratios import same_ratio
 
 
@@ -18,15 +19,16 @@ def same_notation(
     equal: Callable[[Answer, Answer], bool],
 ) -> bool:
     """Whether two such answers agree. `equal` compares the mathematics inside a phrase."""
-    for a, b in ((reference, prediction), (prediction, reference)):
-        if isinstance(a, Based):
-            return _same_digits(a, b)
+    if isinstance(reference, Based) or isinstance(prediction, Based):
+        return _same_digits(reference, prediction)
     if isinstance(reference, Clock | Ratio) or isinstance(prediction, Clock | Ratio):
         return same_ratio(reference, prediction, budget)
     if isinstance(reference, Congruence) and isinstance(prediction, Congruence):
         return _same_residue(reference, prediction, budget)
     for a, b in ((reference, prediction), (prediction, reference)):
         if isinstance(a, Congruence) and isinstance(b, Quantity):
+            if is_residue(b.node):
+                return _same_residue(a, Congruence(b.node.args[0], b.node.args[1], a.name), budget)
             return equality.equal(a.value, b.node, budget)
     if isinstance(reference, Date) and isinstance(prediction, Date):
         same_day = (reference.month, reference.day) == (prediction.month, prediction.day)
@@ -38,13 +40,29 @@ def same_notation(
     return False
 
 
-def _same_digits(based: Based, other: Answer) -> bool:
-    """The same value in any base, or the same digits where one side names no base."""
-    if isinstance(other, Based):
-        return based.value is not None and based.value == other.value
-    if not isinstance(other, Quantity) or other.node.literal is None:
-        return False
-    return other.node.literal.text.lstrip("0") == based.digits.lstrip("0")
+def _same_digits(reference: Answer, prediction: Answer) -> bool:
+    """The same value in any base, or the same digits where the prediction names no base."""
+    if isinstance(reference, Based) and isinstance(prediction, Based):
+        return reference.value is not None and reference.value == prediction.value
+    if isinstance(reference, Based):
+        return _digits(prediction) == reference.digits.lstrip("0")
+    assert isinstance(prediction, Based)
+    return prediction.base == 10 and _digits(reference) == prediction.digits.lstrip("0")
+
+
+def _digits(answer: Answer) -> str | None:
+    """The digits of a number without a base, also of 2A, which reads as a product."""
+    if isinstance(answer, Words):
+        return answer.text.upper().lstrip("0")
+    if not isinstance(answer, Quantity) or answer.unit:
+        return None
+    is_product = answer.node.op is Op.MULTIPLY
+    digits = ""
+    for factor in answer.node.args if is_product else (answer.node,):
+        if factor.literal is None and factor.op is not Op.SYMBOL:
+            return None
+        digits += factor.name if factor.literal is None else factor.literal.text
+    return digits.lstrip("0")
 
 
 def _same_residue(reference: Congruence, prediction: Congruence, budget: WorkBudget) -> bool:

@@ -23,6 +23,7 @@ from .nodes import Literal
 from .result import TooBig, Undefined
 
 _MAX_MAGNITUDE_BITS = 1 << 40  # log2 of the largest value; mpmath's exponents are integers
+_MAX_COMPLEX_MAGNITUDE_BITS = 1 << 15  # mpmath adds the squares of both parts exactly
 _UNNOTICED_BITS = 8  # a smaller gap hides nothing below the guard bits of a comparison
 _local = threading.local()
 
@@ -122,8 +123,8 @@ class NumericField:
         return self.mp.make_mpf(raw)
 
     def apply(self, name: str, args: Sequence[Any]) -> Any:
-        """An unknown function: some smooth function of its name and arguments."""
-        total = self.mp.mpf(0)
+        """An unknown function: some smooth function of its name, its arguments and the point."""
+        total = self.symbol(name) if name in self._values else self.mp.mpf(0)
         for place, arg in enumerate(args):
             if abs(magnitude(arg)) > 64:
                 raise Undefined("an unknown function far from its sample points")
@@ -257,10 +258,18 @@ class NumericField:
     def _bounded(self, value: Any) -> Any:
         if value:
             bits = magnitude(value)
-            if abs(bits) > _MAX_MAGNITUDE_BITS:
+            if abs(bits) > _MAX_MAGNITUDE_BITS or _has_extreme_part(value):
                 raise TooBig("a value out of range")
             self.largest_bits = max(self.largest_bits, bits)
         return value
+
+
+def _has_extreme_part(value: Any) -> bool:
+    """Whether a part of a complex number is so huge or tiny that its modulus takes long."""
+    return hasattr(value, "_mpc_") and any(
+        part and abs(magnitude(part)) > _MAX_COMPLEX_MAGNITUDE_BITS
+        for part in (value.real, value.imag)
+    )
 
 
 def magnitude(value: Any) -> int:

@@ -164,6 +164,9 @@ class AtomParser(Grammar):
         start = self.position
         self.argument()
         inside = "".join(token.text for token in self.tokens[start : self.position])
+        if name in ("hat", "vec") and inside.strip("{}") in ("i", "j", "k"):
+            unit_vector = inside.strip("{}")
+            return constant(unit_vector) or Node(Op.SYMBOL, name=unit_vector)
         return Node(Op.SYMBOL, name=f"{name}:{inside.strip('{}')}")
 
     def _big_operator(self, op: Op) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -13,9 +13,12 @@ from typing import Any
 from .name_tables import name_set
 from .nodes import Node, Op, has_constant, symbols
 from .numeric import Gaussian
+from .steps import alternates, clipping_constants
 
 _INTEGER_FUNCTIONS = name_set("factorial double_factorial binom permutations mod gcd lcm")
 _COMPLEX_FUNCTIONS = name_set("Re Im arg abs")
+_ROUNDING = name_set("floor ceil")
+_USUAL_INTEGERS = frozenset("klmn")
 _PARTS = name_set("Re Im arg")
 _COMPLEX_NAMES = frozenset(("z", "w"))
 
@@ -43,6 +46,8 @@ class Point:
 
     values: Mapping[str, Any]
     scale: Scale
+    is_extra: bool = False
+    """Whether it comes on top of the points that must agree, as the functions have steps."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ _RANGES = (
 )
 _NUM_INTEGER_POINTS = 4
 _NUM_COMPLEX_POINTS = 2
+_NUM_STEPS = 8
 _SHORT_SUM, _LONG_SUM, _LONG_SUM_INDEX = (1, 7), (10, 12), 3
 
 
@@ -76,7 +82,22 @@ def points(left: Node, right: Node) -> tuple[Point, ...]:
     """Complex points if a symbol may be complex; near and far real ones; positive integers."""
     both = Node(Op.MULTIPLY, (left, right))
     integers, bounds = _integer_symbols(both)
-    return _points(symbols(both), integers, bounds, _complex_symbols(both) - integers)
+    ordinary = _points(symbols(both), integers, bounds, _complex_symbols(both) - integers)
+    if not alternates(both) and not clipping_constants(both):
+        return ordinary
+    return (*_step_points(both), *ordinary)
+
+
+def _step_points(node: Node) -> Iterator[Point]:
+    """Consecutive whole numbers, and values around those that a minimum is taken with."""
+    names = sorted(symbols(node))
+    for start in range(1, 1 + _NUM_STEPS * alternates(node)):
+        values = {name: Fraction(start + 3 * place) for place, name in enumerate(names)}
+        yield Point(values, Scale.NEAR, is_extra=True)
+    for constant in clipping_constants(node):
+        for size in (constant / 3, constant * 3, 1 / (3 * constant), 3 / constant):
+            for sign in (1, -1):
+                yield Point(dict.fromkeys(names, sign * size), Scale.FAR, is_extra=True)
 
 
 @lru_cache(maxsize=512)
@@ -136,6 +157,8 @@ def _integer_symbols(node: Node) -> tuple[frozenset[str], frozenset[str]]:
     for part in node.walk():
         if part.op is Op.CALL and part.name in _INTEGER_FUNCTIONS:
             found |= symbols(part)
+        elif part.op is Op.CALL and part.name in _ROUNDING:
+            found |= symbols(part) & _USUAL_INTEGERS
         elif part.op in (Op.SUM, Op.PRODUCT):
             bounds |= symbols(part.args[0]) | symbols(part.args[1])
     return frozenset(found | bounds), frozenset(bounds)

@@ -3,16 +3,21 @@
 =====================  ==========================================================================
 case                   what this package does
 =====================  ==========================================================================
-which box              the last balanced one; of nested boxes the innermost; an open box is no box
+which box              the last balanced one; of nested boxes the outermost, with the inner ones
+                       in place; an open box is no box
 unit                   a different unit is wrong, also where a conversion would make it right;
                        a missing one is accepted; spelling and language of a unit do not matter,
                        the letters of a symbol do (mW, MW); 3 h 45 min is one quantity in two units
 words after a number   units and listed nouns may be left out, and what the reference says itself;
                        any other word is wrong: dozen, tenths, squared, is false
-percent                the sign may be dropped (28 for 28 %), or 28 % written 0.28; never x 100 both
-degree                 the sign may be dropped; equal to the same angle in radians; a trigonometric
-                       function reads it as an angle; percent and degree are no other unit
-base subscript         may be dropped (1010 for 1010_2); another base is wrong if its value differs
+percent                the sign may be dropped (28 for 28 %), or 28 % written 0.28; not x 100 both;
+                       it may be added to a number from 1 on, which is no share
+degree                 the sign may be dropped, and added to a number without pi; equal to the
+                       same angle in radians; a trigonometric function reads it as an angle;
+                       percent and degree are no other unit
+base subscript         may be dropped (1010 for 1010_2), not added; another base is wrong if its
+                       value differs
+modulus                another one is wrong; a missing one is accepted with the same number
 unevaluated            accepted when equal in value: 3+4 for 7, 2^{99} for its digits; an integral,
                        a limit or an infinite sum is not: it would answer with the question
 rounded decimal        wrong for an exact reference; for a value without a finite decimal, 12
@@ -20,6 +25,12 @@ rounded decimal        wrong for an exact reference; for a value without a finit
 chain a = b = c        all sides must agree; a leading label (x, f(x), S_{AB}) is a name, not a
                        side; what follows \\approx must round the first side, the answer
 hedge                  several values, "or", "not", an added condition: wrong, never ignored
+or                     joins the roots of one unknown as a comma does; anywhere else it is no "and"
+words before a value   labels of a closed list (area, answer, number of ways) say nothing else; any
+                       other words before a colon or an equals sign are no answer to a bare value
+choice                 (B) 12 is answered by B and by 12; where both sides say both, both count
+steps and corners      a minimum, a floor, a remainder or 0^x of a symbol on one side only is
+                       another function, whatever sample points say
 label                  x = 5 answers 5 and 5 answers x = 5; y = 5 does not answer x = 5, nor do
                        |x| = 5, sin x = 5 and 2x = 10 answer 5; values with names answer a tuple in
                        the order of the names
@@ -56,13 +67,13 @@ MAX_ITEMS = 48
 """Elements of a list, tuple, set, union or matrix."""
 MAX_EXACT_BITS = 100_000
 """Size of one integer in exact arithmetic: room for 2^99999 and 8000!."""
-MAX_EXACT_WORK_BITS = 600_000
+MAX_EXACT_WORK_BITS = 450_000
 """Sum of the sizes of all intermediate results of one exact evaluation."""
 MAX_EXACT_FACTORIAL = 8000
 MAX_TERMS = 300
 r"""Terms of one \sum or \prod that are added up."""
-MAX_WORK = 6_000
-"""Work units of one check; a unit is about a microsecond of CPU."""
+MAX_WORK = 4_500
+"""Work units of one check; a unit takes up to ten microseconds of CPU."""
 MAX_PRECISION_BITS = 6000
 """Largest precision of a numeric comparison."""
 PRECISION_BITS = 200

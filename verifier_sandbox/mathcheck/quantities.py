@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 from . import equality
 from .answers import Quantity
-from .nodes import Node, Op, number, symbols
+from .facts import facts_of
+from .nodes import Node, Op, has_constant, number, symbols
 from .numeric import WorkBudget
 
 _TEMPERATURES = frozenset(("celsius", "fahrenheit"))
@@ -19,6 +21,8 @@ def quantities_equal(reference: Quantity, prediction: Quantity, budget: WorkBudg
     kinds = [_kind(side) for side in (reference, prediction)]
     if not reference.unit and not prediction.has_plain_unit:
         return False
+    if is_residue(left) or is_residue(right):
+        return _same_residue(left, right, budget)
     if reference.unit and prediction.unit and kinds[0] == kinds[1] == "percent":
         return reference.unit == prediction.unit and equality.equal(left, right, budget)
     if all(kinds) and kinds[0] != kinds[1]:
@@ -35,12 +39,35 @@ def quantities_equal(reference: Quantity, prediction: Quantity, budget: WorkBudg
     is_percent = [node.op is Op.PERCENT for node in (left, right)]
     if any(is_percent) and not all(is_percent):
         marked, plain = (left, right) if is_percent[0] else (right, left)
-        if equality.equal(marked.args[0], plain, budget):
+        is_dropped = marked is left or _is_one_or_more(plain, budget)  # 0.2 % is not 0.2
+        if is_dropped and equality.equal(marked.args[0], plain, budget):
             return True
         return equality.equal(_hundredth(marked.args[0]), plain, budget)
     if all(is_percent):
         left, right = left.args[0], right.args[0]
+    if kinds[0] != kinds[1] and has_constant(right if kinds[0] else left, "pi"):
+        left, right = _in_radians(left), _in_radians(right)
     return equality.equal(left, right, budget)
+
+
+def _is_one_or_more(node: Node, budget: WorkBudget) -> bool:
+    value = facts_of(node, budget).exact
+    return isinstance(value, Fraction) and value >= 1
+
+
+def is_residue(node: Node) -> bool:
+    """Whether it reads 3 mod 5 and no more."""
+    return node.op is Op.CALL and node.name == "mod"
+
+
+def _same_residue(reference: Node, prediction: Node, budget: WorkBudget) -> bool:
+    """The same class of the same modulus; where one side names none, the number itself."""
+    if is_residue(reference) and is_residue(prediction):
+        same_modulus = equality.equal(reference.args[1], prediction.args[1], budget)
+        return same_modulus and equality.equal(reference, prediction, budget)
+    if is_residue(prediction):
+        return all(equality.equal(reference, n, budget) for n in (prediction, prediction.args[0]))
+    return any(equality.equal(n, prediction, budget) for n in (reference, reference.args[0]))
 
 
 def _kind(quantity: Quantity) -> str:

@@ -23,6 +23,10 @@ def same_ratio(reference: Answer, prediction: Answer, budget: WorkBudget) -> boo
         return False
     if not isinstance(reference, Ratio) and not _is_surely_ratio(prediction):
         return False  # 15:30 is no way to write 0.5
+    if isinstance(reference, Quantity) and reference.node.literal is not None:
+        assert isinstance(prediction, Ratio)
+        if prediction.is_spelled:
+            return False  # nor is "5 to 1" one to write 5
     terms = [_terms(answer) for answer in (reference, prediction)]
     if terms[0] is None or terms[1] is None or len(terms[0]) != len(terms[1]):
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from .answers import (
     Answer,
     Assignment,
@@ -14,7 +16,7 @@ from .answers import (
     Relation,
     Sequence_,
 )
-from .nodes import symbols
+from .nodes import Op, symbols
 from .tokens import Kind, Token
 
 
@@ -49,7 +51,7 @@ def with_connector(tokens: list[Token]) -> list[Token]:
     return tokens
 
 
-def with_domain(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
+def with_domain(items: tuple[Answer, ...], *, is_disjunction: bool) -> tuple[Answer, ...]:
     r"""In k \pi, k \in Z the last element says what the parameter of the others is."""
     last = items[-1]
     if not isinstance(last, Membership) or not isinstance(last.container, NumberSet):
@@ -57,10 +59,14 @@ def with_domain(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
     rest = items[:-1]
     if not last.is_member or not any(mentions(answer, last.name) for answer in rest):
         return items
-    if last.container.name == "R":
-        return rest
-    answer = rest[0] if len(rest) == 1 else Sequence_(Order.LIST, rest)
+    while len(rest) > 1 and _is_symbol(rest[-1]) and mentions(rest[0], rest[-1].node.name):
+        rest = rest[:-1]  # a, b in R
+    answer = rest[0] if len(rest) == 1 else Sequence_(Order.LIST, rest, is_disjunction)
     return (Family(answer, last.name, last.container.name),)
+
+
+def _is_symbol(answer: Answer) -> TypeGuard[Quantity]:
+    return isinstance(answer, Quantity) and answer.node.op is Op.SYMBOL
 
 
 def excluded_values(items: tuple[Answer, ...]) -> Answer | None:

@@ -117,6 +117,10 @@ def read_compound(tokens: Sequence[Token]) -> Quantity | None:
     """
     if not 4 <= len(tokens) <= 8 or tokens[0].literal is None:
         return None
+    if [token.text for token in tokens[1::2]] == ["'", "'"] and tokens[4:][0:1] == tokens[3:4]:
+        feet, inches = tokens[0].literal, tokens[2].literal
+        if len(tokens) == 5 and inches is not None:
+            return Quantity(number(12 * feet.value + inches.value), "ft+in")
     rest = [token for token in tokens if not token.is_(Kind.SEPARATOR, "and", ",")]
     if len(rest) not in (4, 6) or any(token.literal is None for token in rest[::2]):
         return None
@@ -215,7 +219,8 @@ def read_based(tokens: Sequence[Token]) -> Based | None:
     digits = "".join(token.text for token in tokens[:cut])
     if not digits or not digits.isalnum() or tokens[0].kind not in (Kind.NUMBER, Kind.LETTER):
         return None
-    if not any(token.kind is Kind.NUMBER for token in tokens[:cut]) or len(digits) > 200:
+    has_digit = any(token.kind is Kind.NUMBER for token in tokens[:cut])
+    if len(digits) > 200 or (len(digits) < 2 and not has_digit):
         return None
     if not all(token.kind is Kind.NUMBER or token.text in "ABCDEF" for token in tokens[:cut]):
         return None
@@ -224,13 +229,18 @@ def read_based(tokens: Sequence[Token]) -> Based | None:
         return None
     text = script[0].text.casefold()
     base = int(text) if text.isdigit() and len(text) <= 2 else _BASE_WORDS.get(text, 0)
-    return Based(digits, base) if 2 <= base <= 36 else None
+    if not 2 <= base <= 36 or (base != 16 and not has_digit):
+        return None  # AB_2 is a name with an index
+    return Based(digits, base)
 
 
 # times and dates
 
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])?\.?m?\.?", re.IGNORECASE)
 _CLOCK_WORDS = name_set("am pm a.m. p.m. noon midnight uhr h o'clock hours")
+
+
+_HALVES = {"am": "am", "pm": "pm", "midnight": "am", "noon": "pm"}
 
 
 def read_clock(tokens: Sequence[Token]) -> Clock | None:
@@ -245,7 +255,9 @@ def read_clock(tokens: Sequence[Token]) -> Clock | None:
     hours, minutes, seconds = (int(part or 0) for part in match.groups())
     if hours > 24 or minutes > 59 or seconds > 59:
         return None
-    half = tail if tail in ("am", "pm") else ""
+    half = _HALVES.get(tail, "")
+    if tail in ("noon", "midnight") and (hours, minutes, seconds) != (12, 0, 0):
+        return None
     if half and 1 <= hours <= 12:
         hours = hours % 12 + 12 * (half == "pm")
     return Clock(3600 * hours + 60 * minutes + seconds, half)

@@ -13,6 +13,7 @@ from . import policy, units, words
 from .answers import (
     Answer,
     Assignment,
+    Clock,
     Conditions,
     Date,
     Interval,
@@ -27,6 +28,7 @@ from .answers import (
     Words,
 )
 from .brackets import is_wrapped, orient, split, split_at, unwrap_groups
+from .naming import is_label
 from .nodes import Node, Op, number
 from .parser import parse_expression
 from .read_lists import excluded_values, with_comma_before_domain, with_connector, with_domain
@@ -101,8 +103,12 @@ def _is_leading(text: str) -> bool:
 def _words(text: str) -> Answer:
     if (date := read_date(text)) is not None:
         return date
+    if text.casefold() in ("noon", "midnight"):
+        return Clock(12 * 3600, "pm") if text.casefold() == "noon" else Clock(0, "am")
     if text.startswith("百分之") and (hundredths := words.number_from_words(text[3:])) is not None:
         return Quantity(Node(Op.PERCENT, (number(hundredths),)))
+    if (fraction := words.fraction_from_words(text)) is not None:
+        return Quantity(number(fraction))
     if (quantity := _spelled_quantity(text)) is not None:
         return quantity
     plain = words.plain_words(text)
@@ -175,7 +181,9 @@ def _joined(items: tuple[Answer, ...], kinds: set[str]) -> Answer:
         return items[0]
     if any(isinstance(item, Words) and _is_hedge(item.text) for item in items):
         raise Unreadable("words that hedge")
-    items = with_domain(items)
+    if {"or", "and"} <= kinds:
+        raise Unreadable("and mixed with or")
+    items = with_domain(items, is_disjunction="or" in kinds)
     if len(items) == 1:
         return items[0]
     if (excluded := excluded_values(items)) is not None:
@@ -183,7 +191,7 @@ def _joined(items: tuple[Answer, ...], kinds: set[str]) -> Answer:
     if any(isinstance(item, Relation | Conditions) for item in items) and kinds & {"or", "and"}:
         joined_by = "or" if "or" in kinds else "and"
         return Conditions(joined_by, items)
-    return Sequence_(Order.LIST, _with_sharedname_of(items))
+    return Sequence_(Order.LIST, _with_sharedname_of(items), is_disjunction="or" in kinds)
 
 
 def _is_hedge(text: str) -> bool:
@@ -212,12 +220,28 @@ def _pattern(parts: list[list[Token]], level: int) -> Phrase:
 def _rows(tokens: list[Token], level: int) -> Answer:
     """The rows of a cases or aligned environment."""
     rows, _ = split_at(tokens[1:-1], Kind.CELL, "\\\\")
-    answers = []
+    answers: list[Answer] = []
     for row in rows:
         cells = [token for token in row if not token.is_(Kind.CELL, "&")]
-        if cells:
+        if tokens[0].text.endswith("cases") and (piece := _piece(row)) is not None:
+            value, condition = (read_answer(part, level + 1) for part in piece)
+            answers.append(Sequence_(Order.TUPLE, (value, condition)))
+        elif cells:
             answers.append(read_answer(cells, level + 1))
     return answers[0] if len(answers) == 1 else Sequence_(Order.LIST, tuple(answers))
+
+
+def _piece(row: list[Token]) -> tuple[list[Token], list[Token]] | None:
+    """A value and the condition for it; None for a row of a system of equations."""
+    cells, _ = split_at(row, Kind.CELL, "&")
+    if len(cells) != 2 or not cells[0] or len(cells[1]) < 2 or cells[1][0].kind is Kind.RELATION:
+        return None
+    value, condition = cells
+    if value[-1].is_(Kind.SEPARATOR, ",", ";"):
+        value = value[:-1]
+    if condition[0].is_(Kind.TEXT, "if", "for", "when", "wenn", "si", "se", "если", "当", "若"):
+        condition = condition[1:]
+    return (value, condition) if value and condition else None
 
 
 # one answer
@@ -238,7 +262,7 @@ def _single(tokens: list[Token], level: int) -> Answer:
         return _colon(tokens, terms, level)
     terms, to = split_at(tokens, Kind.TEXT, "to")
     if to and all(terms):
-        return Ratio(tuple(parse_expression(term) for term in terms))
+        return Ratio(tuple(parse_expression(term) for term in terms), is_spelled=True)
     parts, operators = split_at(tokens, Kind.SET_OPERATOR)
     if operators:
         return SetOperation(
@@ -249,6 +273,7 @@ def _single(tokens: list[Token], level: int) -> Answer:
         return Sequence_(Order.SET, ())
     if (number_set := _number_set(tokens)) is not None:
         return number_set
+    tokens = _without_transposition(tokens)
     if is_wrapped(tokens, "(", "[", "]", r"\{", "{", "angle"):
         bracketed = _bracketed(tokens, level)
         if bracketed is not None:
@@ -258,6 +283,15 @@ def _single(tokens: list[Token], level: int) -> Answer:
         if tokens[0].text.isupper() and tokens[0].text != "C" and point is not None:
             return point  # the label of a point: A(1,2)
     return read_quantity(tokens)
+
+
+def _without_transposition(tokens: list[Token]) -> list[Token]:
+    """(1, 2)^T without its mark: a column may be written as a tuple."""
+    cut = next((i for i, token in enumerate(tokens) if token.is_(Kind.OPERATOR, "^")), 0)
+    mark = [token.text for token in tokens[cut + 1 :] if token.text != "{"]
+    is_tuple = cut and mark in (["T"], ["transpose"]) and is_wrapped(tokens[:cut], "(", "[")
+    has_comma = is_tuple and split_at(tokens[1 : cut - 1], Kind.SEPARATOR, ",")[1]
+    return tokens[:cut] if has_comma else tokens
 
 
 def _number_set(tokens: Sequence[Token]) -> NumberSet | None:
@@ -314,7 +348,8 @@ def _colon(tokens: list[Token], terms: list[list[Token]], level: int) -> Answer:
         except Unreadable:
             if len(terms) == 2 and all(token.kind is Kind.TEXT for token in terms[0]):
                 name = words.plain_words(" ".join(token.text for token in terms[0]))
-                return Assignment(name, read_answer(terms[1], level + 1))
+                value = read_answer(terms[1], level + 1)
+                return Assignment(name, value, is_label=is_label(terms[0]))
     if clock is not None:
         return clock
     raise Unreadable("a colon that separates neither a ratio nor a name")

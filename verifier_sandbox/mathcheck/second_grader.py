@@ -66,14 +66,17 @@ def second_opinions(
 
 class _Grader:
     def __init__(self, python: str) -> None:
-        self._process = subprocess.Popen(
-            [python, "-c", _SCRIPT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            bufsize=1,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [python, "-c", _SCRIPT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                bufsize=1,
+            )
+        except OSError as error:
+            raise GraderMissing(f"{python} cannot be started: {error.strerror}") from None
         if self._receive(_START_TIMEOUT_S) != "ready":
             self.close()
             raise GraderMissing(f"{python} cannot import math_verify")

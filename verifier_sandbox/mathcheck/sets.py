@@ -124,13 +124,17 @@ def _atoms(answer: Answer) -> list[tuple[Node, str]] | None:
     return atoms
 
 
+def _connectives(answer: Answer) -> set[str]:
+    """How the inequalities of the answer are joined: 1 < x < 5 is 1 < x "and" x < 5."""
+    if isinstance(answer, Conditions):
+        return {answer.joined_by}.union(*map(_connectives, answer.parts))
+    return {"and"} if isinstance(answer, Relation) and len(answer.relations) > 1 else set()
+
+
 def _same_atoms(left: Answer, right: Answer, budget: WorkBudget) -> bool:
     """Whether both sides consist of the same inequalities up to positive factors."""
-    if (
-        isinstance(left, Conditions)
-        and isinstance(right, Conditions)
-        and (left.joined_by != right.joined_by)
-    ):
+    connectives = [_connectives(answer) for answer in (left, right)]
+    if connectives[0] != connectives[1] or len(connectives[0]) > 1:
         return False
     atoms = [_atoms(answer) for answer in (left, right)]
     if atoms[0] is None or atoms[1] is None or len(atoms[0]) != len(atoms[1]):

@@ -147,7 +147,7 @@ STYLES = name_set(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr middle",
     "displaystyle textstyle scriptstyle limits nolimits boldsymbol mathbf mathit bm bold",
     "bf it underline mathcal mathscr mathfrak mathnormal ensuremath boxed fbox underbrace",
-    "overbrace cancel large Large LARGE huge Huge small normalsize tiny hfill relax",
+    "overbrace large Large LARGE huge Huge small normalsize tiny hfill relax",
     "protect nonumber notag noindent centering phantom- mathopen mathclose mathrel",
     "mathbin mathord mathstrut strut framebox text- par",
 )

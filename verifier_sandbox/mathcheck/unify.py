@@ -74,11 +74,14 @@ _SCRIPT_RUN = re.compile(
 _ROOT_OF_NUMBER = re.compile(r"√\s?(\d+(?:\.\d+)?|[a-z](?![a-z]))")
 _PRIMES = re.compile(r"\^ ?(?:\{ ?((?:\\prime ?){1,3})\}|(\\prime))")
 _BRACED_SIGN = re.compile(r"\{([:=<>+-])\}")
+_TIGHT_COMMA = re.compile(r"(?<=\d),\s?\\!\s?(?=\d{3}(?!\d))")  # of thousands: 10,\!000
 _MARKDOWN_BOLD = re.compile(r"\s*(\*\*|__)(?=[^*_])(.*[^*_])\1\s*", re.DOTALL)
 
 
 def unify(text: str) -> str:
     """Rewrite Unicode mathematics as LaTeX. Linear in the length of the text."""
+    if r"\!" in text:
+        text = _TIGHT_COMMA.sub("{,}", text)
     text = _BRACED_SIGN.sub(r"\1", _PRIMES.sub(_as_primes, text))
     if text.isascii():
         return _strip_emphasis(text)

@@ -15,6 +15,7 @@ from .numeric import NumericField, WorkBudget, magnitude
 from .result import Undefined
 
 _MAX_SIZE_BITS = 100
+_EVALUATION_UNITS = 8  # of work, on top of what its operations take
 _MAX_UNSEEN_BITS = 200  # of a value that is compared at the first precision only
 
 
@@ -48,6 +49,7 @@ def value_at(
     facts_of(node, budget)  # keeps the node alive, so its id stays its own
     budget.memo[id(values)] = values  # and the point too
     if key not in budget.memo:
+        budget.spend(_EVALUATION_UNITS)
         field = NumericField(
             precision_bits,
             values,
@@ -70,6 +72,7 @@ def value_of(
     precision_bits: int = policy.PRECISION_BITS,
 ) -> Any:
     """The real value of a node. Raises Undefined if it has none."""
+    budget.spend(_EVALUATION_UNITS)
     value = Evaluator(NumericField(precision_bits, values or {}, budget)).value(node)
     return _real(value)
 
@@ -79,6 +82,7 @@ def coarse_value_of(node: Node, budget: WorkBudget, values: Mapping[str, Any] | 
 
     Raises Undefined if it has none, and for 1 + 10^{-50}, which needs a closer look.
     """
+    budget.spend(_EVALUATION_UNITS)
     field = NumericField(policy.PRECISION_BITS, values or {}, budget)
     value = _real(Evaluator(field).value(node))
     unseen_bits = 2 * (field.lost_bits + facts_of(node, budget).number_bits)

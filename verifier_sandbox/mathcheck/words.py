@@ -5,6 +5,8 @@ Tables only, and the two functions that read numbers from words. All keys are in
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from .name_tables import name_list, name_set
 
 AND = name_set("and et y e und и и также 和 与 及 以及 并且 و & та i") - {"i", "та"}
@@ -54,10 +56,20 @@ EMPTY_SET = frozenset(
         "the empty set", "empty", "no such numbers", "aucune solution", "pas de solution",
         "sin solución", "no hay solución", "nessuna soluzione", "keine lösung", "leere menge",
         "нет решений", "нет решения", "пустое множество", "无解", "空集", "there are no solutions",
-        "no solution exists", "does not have a solution",
+        "no solution exists", "there is no solution", "there is no real solution",
+        "there are no real solutions", "there exists no solution", "equation has no solution",
+        "equation has no solutions", "equation has no real solutions", "system has no solution",
+        "es gibt keine lösung", "il n'y a pas de solution", "non ci sono soluzioni",
+        "no existe solución", "решений нет", "方程无解", "does not have a solution",
     )
 )  # fmt: skip
-UNDEFINED = frozenset(("undefined", "does not exist", "dne", "not defined", "doesn't exist"))
+UNDEFINED = frozenset(
+    (
+        "undefined", "does not exist", "dne", "not defined", "doesn't exist", "it does not exist",
+        "limit does not exist", "limit doesn't exist", "this limit does not exist",
+        "it is undefined", "is undefined", "expression is undefined",
+    )
+)  # fmt: skip
 ALL_REALS = frozenset(
     ("all real numbers", "all reals", "all real x", "the real numbers", "real numbers", "全体实数")
 )
@@ -120,6 +132,14 @@ SCALES = {
 
 MAX_NUMBER_WORDS = 12
 
+_SINGULAR = {
+    word: denominator
+    for denominator, word in enumerate(
+        name_list("half third quarter fifth sixth seventh eighth ninth tenth"), start=2
+    )
+} | {"fourth": 4}
+_DENOMINATORS = _SINGULAR | {f"{word}s": value for word, value in _SINGULAR.items()} | {"halves": 2}
+
 _HAN_DIGITS = dict(
     zip("零〇一二三四五六七八九两", (0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2), strict=True)
 )
@@ -151,6 +171,16 @@ def number_from_words(text: str) -> int | None:
             return None
         seen = True
     return total + group
+
+
+def fraction_from_words(text: str) -> Fraction | None:
+    """The fraction that the words name (one half, three quarters, 2 thirds), or None."""
+    words = text.casefold().replace("-", " ").split()
+    if not words or words[-1] not in _DENOMINATORS:
+        return None
+    above = "one" if words[:-1] == ["a"] else " ".join(words[:-1])
+    value = number_from_words(above)
+    return None if value is None else Fraction(value, _DENOMINATORS[words[-1]])
 
 
 def _number_from_han(text: str) -> int | None:
