@@ -1,4 +1,7 @@
-"""A run that is killed in each stage, and resumed, ends as if nothing had happened."""
+"""A run that is killed in each stage, and resumed, ends as if nothing had happened.
+
+The whole of it, with real servers, takes two minutes: `pytest -m slow tests/test_resume.py`.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +83,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
         return Resumed(run, sft_start, rl_start, sft_rows, before, cli.output)
 
 
+@pytest.mark.slow
 @pytest.mark.sglang
 @pytest.mark.distributed
 def test_the_stages_go_on_from_their_checkpoints(resumed: Resumed) -> None:
@@ -87,6 +91,7 @@ def test_the_stages_go_on_from_their_checkpoints(resumed: Resumed) -> None:
     assert 0 < resumed.rl_start < RL_STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.sglang
 @pytest.mark.distributed
 def test_every_step_of_both_stages_is_recorded_once(resumed: Resumed) -> None:
@@ -99,6 +104,7 @@ def test_every_step_of_both_stages_is_recorded_once(resumed: Resumed) -> None:
         assert shown == [row["step"] for row in resumed.rows(stage)]
 
 
+@pytest.mark.slow
 @pytest.mark.sglang
 @pytest.mark.distributed
 def test_a_stage_that_has_ended_is_not_repeated(resumed: Resumed) -> None:
@@ -106,6 +112,7 @@ def test_a_stage_that_has_ended_is_not_repeated(resumed: Resumed) -> None:
     assert resumed.eval_before_rl == resumed.run.eval_before_rl.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.sglang
 @pytest.mark.distributed
 def test_after_a_resume_prompts_are_answered_by_the_weights_of_the_checkpoint(
@@ -117,6 +124,7 @@ def test_after_a_resume_prompts_are_answered_by_the_weights_of_the_checkpoint(
     assert min(version for sample in later for version, _, _ in sample["spans"]) >= resumed.rl_start
 
 
+@pytest.mark.slow
 @pytest.mark.sglang
 @pytest.mark.distributed
 def test_a_run_that_has_ended_shows_its_results_and_starts_nothing(resumed: Resumed) -> None:

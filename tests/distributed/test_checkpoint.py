@@ -168,8 +168,10 @@ def check_routes(
 
 @pytest.mark.parametrize(
     ("family", "tied", "cases"),
-    [("qwen2", False, ROUTES), ("llama", True, TIED_ROUTES)],
-    ids=["untied", "tied"],
+    [
+        pytest.param("qwen2", False, ROUTES, id="untied"),
+        pytest.param("llama", True, TIED_ROUTES, id="tied", marks=pytest.mark.slow),
+    ],
 )
 def test_the_steps_after_a_resume_are_those_of_never_having_stopped(
     tmp_path: Path, family: str, tied: bool, cases: list[tuple[ParallelLayout, ParallelLayout]]
@@ -180,6 +182,7 @@ def test_the_steps_after_a_resume_are_those_of_never_having_stopped(
     check_routes(results, cases)
 
 
+@pytest.mark.slow
 def test_bfloat16_goes_on_from_its_fp32_masters(tmp_path: Path) -> None:
     hf_dir = save(hf_model("llama").bfloat16().float(), tmp_path / "model")
     results = run_ranks(routes, 2, hf_dir, tmp_path, [(DP, DP)], torch.bfloat16, timeout_s=600)

@@ -1,9 +1,8 @@
 """A fleet of real SGLang servers behind the pool: updates under load, faults, restarts.
 
-Two replicas with one rank each run here. The whole file runs again with two ranks a server, and
-the two long ones run at all, with
+Two replicas with one rank each, then with two ranks each; with one rank it takes two minutes:
 
-    pytest -m slow tests/rollout/test_fleet_sglang.py
+    pytest -m slow tests/rollout/test_fleet_sglang.py [-k tp1]
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from tests.rollout.policies import (
     sender_for,
 )
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 policy = functools.cache(random_model)  # by its version
 prompts = count()
@@ -52,7 +51,7 @@ versions = count(1)  # no version twice, whichever tests run on these servers
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(1, id="tp1"), pytest.param(2, id="tp2", marks=pytest.mark.slow)],
+    params=[pytest.param(1, id="tp1"), pytest.param(2, id="tp2")],
 )
 def servers(
     request: pytest.FixtureRequest, start_server: Callable[..., Any]
@@ -231,7 +230,6 @@ def test_a_manifest_of_another_dtype_is_refused(servers: list[Server]) -> None:
         sender.connect(addresses(servers))
 
 
-@pytest.mark.slow
 def test_no_request_is_aborted_over_50_updates_under_load(
     servers: list[Server], fleet: Fleet
 ) -> None:
@@ -265,7 +263,6 @@ def test_no_request_is_aborted_over_50_updates_under_load(
         assert_sound(completion, 200)
 
 
-@pytest.mark.slow
 def test_64_long_requests_across_5_updates_agree_with_their_versions(
     servers: list[Server], fleet: Fleet
 ) -> None:
