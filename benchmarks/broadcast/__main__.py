@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.broadcast.calibrate import links_of, predicted, relative_error, spread
-from benchmarks.broadcast.launch import RankFailed, adopt_launcher, run_local
+from benchmarks.broadcast.launch import RankFailed, adopt_launcher, preload, run_local
 from benchmarks.broadcast.preflight import Link, probe_links
 from benchmarks.broadcast.ranks import run_rank
 from benchmarks.broadcast.report import Report, show, summarise
@@ -70,6 +70,7 @@ def main(
     except (ArchitectureError, LayoutError) as error:
         _refuse(str(error))
     is_launched = adopt_launcher(os.environ)
+    preload(run_rank.__module__)
     try:
         if preflight:
             _preflight(options, is_launched)
@@ -86,7 +87,7 @@ def _run(options: Options, is_launched: bool) -> Result | None:
     """The result, or None on a rank that only takes part."""
     if is_launched:
         return run_rank(options)
-    return run_local(run_rank, options.world_size, options, timeout_s=RUN_TIMEOUT_S)
+    return run_local(run_rank, options.world_size, options, timeout_s=RUN_TIMEOUT_S)[0]
 
 
 def _measure_one(
@@ -108,7 +109,7 @@ def _preflight(options: Options, is_launched: bool) -> None:
         if int(os.environ["RANK"]):
             return
     else:
-        results = run_local(probe_links, options.world_size, options, timeout_s=RUN_TIMEOUT_S)
+        results = run_local(probe_links, options.world_size, options, timeout_s=RUN_TIMEOUT_S)[0]
     for result in results:
         style = "" if result.link is Link.GOOD else "red"
         console.print(str(result), style=style, highlight=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import socket
 import time
 import traceback
 from collections.abc import Callable, MutableMapping
@@ -13,8 +12,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from megatron_magistral.cluster import free_ports
+
 _CONTEXT = multiprocessing.get_context("forkserver")
-_END_S = 10.0
+_END_S = 2.0
 _SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 _SLURM_PORT = 29_501
 
@@ -47,16 +48,21 @@ def _first_host(nodes: str) -> str:
     return prefix + rest.replace("]", ",").replace("-", ",").split(",")[0]
 
 
-def run_local(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float) -> Any:
-    """`function(*args)` on `world_size` new ranks of this machine; the result of rank 0.
+def preload(*modules: str) -> None:
+    """What new ranks find imported already. Counts until this process has its first rank."""
+    _CONTEXT.set_forkserver_preload(list(modules))
+
+
+def run_local(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float
+) -> list[Any]:
+    """[`function(*args)` on each of `world_size` new ranks of this machine], by rank. The function
+    must be importable, and its result picklable.
 
     Raises:
         RankFailed: a rank raised, died or gave no result in time. The others are ended.
     """
-    _CONTEXT.set_forkserver_preload([function.__module__])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     ranks: list[tuple[Connection, BaseProcess]] = []
     for rank in range(world_size):
         ours, theirs = _CONTEXT.Pipe(duplex=False)
@@ -67,7 +73,8 @@ def run_local(function: Callable[..., Any], world_size: int, *args: Any, timeout
         theirs.close()
         ranks.append((ours, process))
     try:
-        return _results([pipe for pipe, _ in ranks], timeout_s)[0]
+        results = _results([pipe for pipe, _ in ranks], timeout_s)
+        return [results[rank] for rank in range(world_size)]
     finally:
         for pipe, process in ranks:
             process.join(timeout=_END_S)
@@ -119,4 +126,5 @@ def _main(
     except BaseException:
         # The edge of a worker: whatever happened goes to the parent, which fails with it.
         outcome = (False, traceback.format_exc())
+    # Not `pipe.send`: it hands tensors over as files that end with this process.
     pipe.send_bytes(pickle.dumps(outcome))

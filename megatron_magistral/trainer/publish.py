@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
@@ -122,7 +123,7 @@ class WeightPublisher:
         return scores.float().tolist()
 
     def _compare_probe(self, fleet: Fleet, version: int) -> dict[str, float]:
-        with PendingProbe(fleet.serving_addresses, self._probe.tokens, version) as pending:
+        with closing(PendingProbe(fleet.serving_addresses, self._probe.tokens, version)) as pending:
             ours = self._score_probe()
             gaps, errors = pending.gaps(ours)
         for error in errors:

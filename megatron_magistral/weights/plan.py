@@ -111,10 +111,7 @@ def gather_plan(
     check_layouts(arch, trainer, generator)
     placed = tensors(arch, trainer)
     whole = [Piece(i, Range(0, tensor.length)) for i, tensor in enumerate(placed)]
-
-    def size(piece: Piece) -> int:
-        return _num_bytes(placed[piece.tensor], piece.range, itemsize)
-
+    size = _sizes(placed, itemsize)
     everyone = tuple(range(generator.world_size))
     buckets: list[Bucket] = []
     transfers: list[Transfer] = []
@@ -142,10 +139,7 @@ def direct_plan(
     check_layouts(arch, trainer, generator)
     placed = tensors(arch, trainer)
     streams = _streams(placed, arch, trainer, generator)
-
-    def size(piece: Piece) -> int:
-        return _num_bytes(placed[piece.tensor], piece.range, itemsize)
-
+    size = _sizes(placed, itemsize)
     buckets: list[Bucket] = []
     transfers: list[Transfer] = []
     for stream, pieces in sorted(streams.items()):
@@ -243,5 +237,11 @@ def _routes(
     return [(source, tuple(targets)) for source, targets in routes.items()]
 
 
-def _num_bytes(tensor: PlacedTensor, piece: Range, itemsize: int) -> int:
-    return tensor.num_elements // tensor.length * len(piece) * itemsize
+def _sizes(placed: Sequence[PlacedTensor], itemsize: int) -> Callable[[Piece], int]:
+    """The bytes of a piece of `placed` on the wire."""
+
+    def size(piece: Piece) -> int:
+        tensor = placed[piece.tensor]
+        return tensor.num_elements // tensor.length * len(piece.range) * itemsize
+
+    return size

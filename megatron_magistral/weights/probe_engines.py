@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from megatron_magistral.rollout.engine import EngineControl, EngineError, Phase
 from megatron_magistral.weights.engine_set import EngineSet
@@ -36,21 +34,14 @@ class PendingProbe:
 
         self._pending = self._engines.start(Phase.PROBE, score)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._engines.close()
-
     def gaps(self, ours: Sequence[float]) -> tuple[dict[str, ProbeGap], list[EngineError]]:
         """Wait for the engines; each one's gap to `ours`, and those that gave no scores."""
         errors = self._pending.wait()
         return {name: probe_gap(ours, scores) for name, scores in self._scores.items()}, errors
+
+    def close(self) -> None:
+        """Break off what has not answered."""
+        self._engines.close()
 
 
 class ProbeHistory:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.broadcast.calibrate import links_of, predicted
-from benchmarks.broadcast.launch import RankFailed, adopt_launcher, run_local
+from benchmarks.broadcast.launch import RankFailed, adopt_launcher, preload, run_local
 from benchmarks.broadcast.preflight import (
     Link,
     PairResult,
@@ -29,6 +29,8 @@ from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import gather_plan
 from megatron_magistral.weights.presets import sized
 
+preload(run_rank.__module__)
+
 MIB = 1 << 20
 OPTIONS = Options(
     arch=sized(4),
@@ -42,7 +44,7 @@ OPTIONS = Options(
 @pytest.mark.distributed
 def test_updates_reach_all_ranks_and_are_compared_with_a_bare_broadcast() -> None:
     """That the weights are right is checked by the sender: the first update reads back all."""
-    result = run_local(run_rank, OPTIONS.world_size, OPTIONS, timeout_s=200)
+    result, *_ = run_local(run_rank, OPTIONS.world_size, OPTIONS, timeout_s=200)
     plan = gather_plan(OPTIONS.arch, OPTIONS.trainer, OPTIONS.generator, bucket_bytes=MIB)
     for each in result.rounds:
         assert each.timings.num_bytes == sum(bucket.num_bytes for bucket in plan.buckets)
@@ -57,7 +59,7 @@ def test_updates_reach_all_ranks_and_are_compared_with_a_bare_broadcast() -> Non
 @pytest.mark.distributed
 def test_links_of_one_machine_are_there() -> None:
     options = replace(OPTIONS, trainer=TrainerLayout())
-    results = run_local(probe_links, 3, options, timeout_s=120)
+    results, *_ = run_local(probe_links, 3, options, timeout_s=120)
     assert [(r.source, r.target) for r in results] == [(0, 1), (0, 2), (1, 2)]
     assert all(r.link in (Link.GOOD, Link.SLOW) and r.gb_s for r in results)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_magistral.cluster import free_ports
 from megatron_magistral.rollout.engine import EngineControl
 from megatron_magistral.rollout.sglang_server import (
     ServerSettings,
@@ -36,12 +36,6 @@ class Server:
         self.process.wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = pytest.importorskip("tests.rollout.models")  # imports transformers: slow
@@ -60,7 +54,7 @@ def start_server(
     def start(tp: int = 1, port: int = 0) -> Iterator[Server]:
         settings = ServerSettings(
             model_dir=model_dir,
-            port=port or free_port(),
+            port=port or free_ports(1)[0],
             context_length=512,
             tp=tp,
             dtype="float32",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, closing
 from itertools import count
 from typing import Any
 
@@ -165,7 +165,7 @@ def test_the_probe_on_every_replica_agrees_with_the_model(
         logits = policy(version)(torch.tensor([tokens])).logits[0, :-1]
     ours = torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
     for _ in range(2):  # the second time the prefix is in the cache
-        with PendingProbe(fleet.serving_addresses, tokens, version) as pending:
+        with closing(PendingProbe(fleet.serving_addresses, tokens, version)) as pending:
             gaps, errors = pending.gaps(ours)
         assert errors == [] and len(gaps) == 2
         assert all(gap.max < TOLERANCE for gap in gaps.values())

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron_magistral.cluster import free_ports
 from megatron_magistral.rollout.completion import (
     ChunkSpan,
     merge_spans,
@@ -35,7 +36,6 @@ from megatron_magistral.rollout.generator import (
 )
 from megatron_magistral.rollout.sglang_server import ModelLimits
 from megatron_magistral.types import Completion, FinishReason, Span
-from tests.rollout.conftest import free_port
 from tests.rollout.fake_engine import FakeEngine, Fault
 
 LIMITS = ModelLimits(vocab_size=100, context_length=50)
@@ -182,7 +182,9 @@ def test_an_unsound_response_is_refused(script: list[bytes], why: str) -> None:
 
 def test_nothing_listens_is_a_named_error() -> None:
     async def use() -> None:
-        async with Generator(f"http://127.0.0.1:{free_port()}", LIMITS, name="e7") as generator:
+        async with Generator(
+            f"http://127.0.0.1:{free_ports(1)[0]}", LIMITS, name="e7"
+        ) as generator:
             with pytest.raises(GenerationInterrupted, match="engine e7: generate failed"):
                 await generator.generate([1], SAMPLING, cache_salt="")
             with pytest.raises(EngineUnreachable, match="engine e7: pause failed"):

@@ -23,14 +23,6 @@ MANIFEST = (TensorSpec("a", (3, 5), "float32"), TensorSpec("b", (4,), "float32")
 SETTINGS = FleetSettings(alive_s=3.0, restart_s=60.0)
 
 
-@pytest.fixture
-def engines() -> Iterator[list[FakeEngine]]:
-    made = [FakeEngine(), FakeEngine()]
-    yield made
-    for engine in made:
-        engine.close()
-
-
 MakeFleet = Callable[..., Fleet]
 
 

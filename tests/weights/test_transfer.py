@@ -41,14 +41,6 @@ BEFORE_TRANSFER = (Phase.PAUSE, Phase.BEGIN)
 
 
 @pytest.fixture
-def engines() -> Iterator[list[FakeEngine]]:
-    made = [FakeEngine(), FakeEngine()]
-    yield made
-    for engine in made:
-        engine.close()
-
-
-@pytest.fixture
 def sender() -> Iterator[WeightSender]:
     with WeightSender(MANIFEST, backend="gloo") as sender:
         yield sender
