@@ -20,6 +20,9 @@ from megatron_magistral.algorithm.collate import collate
 from megatron_magistral.types import TrainSequence
 
 
+NO_VERSION = -1
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """One microbatch. The last segment is padding where `num_padding` > 0.
@@ -42,6 +45,8 @@ class PackedBatch:
     targets_R: Tensor
     generator_logprobs_R: Tensor
     old_logprobs_R: Tensor
+    versions_R: Tensor
+    """Policy version that sampled each row; -1 where none is recorded (a supervised trace)."""
     advantages_R: Tensor
     weights_R: Tensor
     ema_logprobs_R: Tensor | None = None
@@ -81,6 +86,7 @@ def pack(
     rows: list[int] = []
     targets: list[int] = []
     logprobs: list[float] = []
+    versions: list[int] = []
     advantages: list[float] = []
     weights: list[float] = []
     for start, sequence in zip(starts, sequences, strict=False):
@@ -90,6 +96,7 @@ def pack(
         rows += range(start + prompt - 1, start + prompt - 1 + count)
         targets += sequence.tokens[prompt:]
         logprobs += sequence.logprobs or (0.0,) * count
+        versions += _versions(sequence)
         advantages += [sequence.advantage] * count
         weights += [sequence.weight] * count
     tokens += [0] * num_padding
@@ -112,6 +119,7 @@ def pack(
         targets_R=ints(targets),
         generator_logprobs_R=generator_logprobs_R,
         old_logprobs_R=generator_logprobs_R,
+        versions_R=ints(versions),
         advantages_R=floats(advantages),
         weights_R=floats(weights),
     )
@@ -133,6 +141,12 @@ def pack_microbatches(
     ]
 
 
+def _versions(sequence: TrainSequence) -> list[int]:
+    if not sequence.spans:
+        return [NO_VERSION] * sequence.num_output_tokens
+    return [span.version for span in sequence.spans for _ in range(span.start, span.end)]
+
+
 def _check(sequence: TrainSequence) -> None:
     if sequence.num_prompt_tokens < 1:
         raise ValueError("num_prompt_tokens = 0: a sequence needs a token that predicts its output")
@@ -140,4 +154,9 @@ def _check(sequence: TrainSequence) -> None:
         raise ValueError(
             f"{len(sequence.logprobs)} log-probabilities for {sequence.num_output_tokens} output "
             "tokens: must be one each"
+        )
+    if sequence.spans and sequence.spans[-1].end != sequence.num_output_tokens:
+        raise ValueError(
+            f"version spans end at {sequence.spans[-1].end}: must cover all "
+            f"{sequence.num_output_tokens} output tokens"
         )

@@ -78,7 +78,7 @@ def train_batch(
         )
         for minibatch in batch.minibatches
     ]
-    objective = PolicyObjective(settings, config.temperature)
+    objective = PolicyObjective(settings, config.temperature, version=batch.step)
     return [trainer.train_minibatch(microbatches, objective) for microbatches in minibatches]
 
 
@@ -101,7 +101,10 @@ def with_references(
 def mean_step_metrics(stats: list[StepStats], train_s: float) -> dict[str, float]:
     """Means over the optimizer steps of one batch; tokens and time are those of the whole batch."""
     rows = [step_metrics(item, train_s / len(stats)) for item in stats]
-    means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    means = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if name in row]  # not every age is in every minibatch
+        means[name] = sum(values) / len(values)
     num_tokens = sum(row["tokens"] for row in rows)
     return means | {
         "tokens": num_tokens,

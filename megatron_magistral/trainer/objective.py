@@ -13,8 +13,9 @@ from typing import Protocol
 from torch import Tensor
 
 from megatron_magistral.algorithm.loss import LossOutputs, mean_metrics, policy_loss
+from megatron_magistral.algorithm.off_policy import gap_means, gap_sums, without_gaps
 from megatron_magistral.algorithm.settings import AlgorithmSettings
-from megatron_magistral.trainer.batch import PackedBatch
+from megatron_magistral.trainer.batch import NO_VERSION, PackedBatch
 
 
 class Objective(Protocol):
@@ -34,10 +35,12 @@ class PolicyObjective:
 
     settings: AlgorithmSettings
     temperature: float = 1.0
+    version: int = 0
+    """Of the weights that are trained: the age of a token is counted from it."""
 
     def loss(self, logprobs_R: Tensor, entropy_R: Tensor, batch: PackedBatch) -> LossOutputs:
         settings = self.settings
-        return policy_loss(
+        outputs = policy_loss(
             logprobs_R,
             batch.old_logprobs_R,
             batch.advantages_R,
@@ -51,9 +54,16 @@ class PolicyObjective:
             ema_logprobs_T=batch.ema_logprobs_R,
             kl_coef=settings.kl_coef,
         )
+        gaps = gap_sums(
+            logprobs_R.detach(),
+            batch.generator_logprobs_R,
+            self.version - batch.versions_R,
+            (batch.weights_R != 0) & (batch.versions_R != NO_VERSION),
+        )
+        return LossOutputs(outputs.loss, outputs.metrics | gaps)
 
     def means(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return mean_metrics(sums)
+        return mean_metrics(without_gaps(sums)) | gap_means(sums)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from megatron_magistral.trainer.batch import pack, pack_microbatches
-from megatron_magistral.types import TrainSequence
+from megatron_magistral.trainer.batch import NO_VERSION, pack, pack_microbatches
+from megatron_magistral.types import Span, TrainSequence
 from tests.trainer.models import random_sequences
 
 lengths = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 8)), min_size=0, max_size=8)
@@ -91,6 +92,17 @@ def _sequence(num_prompt_tokens: int, logprobs: tuple[float, ...]) -> TrainSeque
 
 def test_a_supervised_trace_needs_no_log_probabilities() -> None:
     assert not pack([_sequence(1, ())]).old_logprobs_R.any()
+
+
+def test_rows_carry_the_version_of_the_span_that_sampled_them() -> None:
+    spans = (Span(3, 0, 1), Span(4, 1, 2))
+    assert pack([replace(_sequence(1, ()), spans=spans)]).versions_R.tolist() == [3, 4]
+    assert pack([_sequence(1, ())]).versions_R.tolist() == [NO_VERSION] * 2
+
+
+def test_version_spans_that_do_not_cover_the_output_are_refused() -> None:
+    with pytest.raises(ValueError, match="end at 1: must cover all 2 output tokens"):
+        pack([replace(_sequence(1, ()), spans=(Span(3, 0, 1),))])
 
 
 def test_a_sequence_without_a_prompt_is_refused() -> None:
