@@ -8,6 +8,9 @@ server through the update still may, like one that had begun.
 Only healthy engines get requests. What an engine had sampled when it broke is kept: the request
 goes on from there on another one. An engine that missed a request is asked for a sign of life; a
 dead one is restarted, so often and no oftener, and gets nothing before its first full update.
+
+An engine can be pinned to the version that it holds, to evaluate that: it gets no updates and no
+other requests meanwhile, and the others go on.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,6 +73,18 @@ class PoolSettings:
     wait_s: float = 1800.0
 
 
+@dataclass(frozen=True)
+class Pin:
+    """An engine that keeps its version for a while."""
+
+    engine: str
+    version: int
+
+
+class PinLost(RuntimeError):
+    """The engine that was to keep its version broke, or was needed for training."""
+
+
 class NoEngineLeft(RuntimeError):
     """No engine is left for a request; names all of them with what happened to each."""
 
@@ -96,6 +112,7 @@ class EnginePool:
         self._load: dict[str, int] = {}
         self._examining: dict[str, asyncio.Task[None]] = {}
         self._errands: set[asyncio.Task[None]] = set()
+        self._pin: Pin | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._gate = asyncio.Event()
         self._available = asyncio.Event()
@@ -152,6 +169,54 @@ class EnginePool:
             self.num_retried += 1
         raise NoEngineLeft(f"{self._settings.max_tries} tries of one request: {self.describe()}")
 
+    @asynccontextmanager
+    async def pinned(self) -> AsyncIterator[Pin]:
+        """Keep the least loaded engine at the present version; one at a time.
+
+        Raises:
+            PinLost: fewer than two engines are healthy, so none can be spared.
+        """
+        assert self._pin is None, "one evaluation at a time"
+        await self._gate.wait()
+        healthy = self._healthy()
+        if len(healthy) < 2:
+            raise PinLost(f"no engine to spare for version {self.version}: {self.describe()}")
+        self._pin = Pin(min(healthy, key=self._load.__getitem__), self.version)
+        try:
+            yield self._pin
+        finally:
+            self._unpin()
+
+    @property
+    def pinned_engines(self) -> list[str]:
+        """Engines that an update that begins now must leave out."""
+        return [self._pin.engine] if self._pin else []
+
+    async def generate_on(
+        self, pin: Pin, prompt_ids: Sequence[int], sampling: SamplingSettings
+    ) -> Completion:
+        """Sample one completion with the weights of `pin` alone.
+
+        Raises:
+            PinLost: its engine broke, or other weights got into the completion.
+        """
+        if pin != self._pin:
+            raise PinLost(f"{pin.engine} is no longer kept at version {pin.version}")
+        engine = self._engines[pin.engine]
+        self._load[engine.name] += 1
+        try:
+            completion = await engine.generate(
+                prompt_ids, sampling, cache_salt=f"v{pin.version}", partial=None
+            )
+        except GenerationInterrupted as error:
+            self._missed(engine, str(error))
+            raise PinLost(f"{pin.engine}, kept at version {pin.version}: {error}") from error
+        finally:
+            self._load[engine.name] -= 1
+        if any(span.version != pin.version for span in completion.spans):
+            raise PinLost(f"{pin.engine} sampled with other weights than version {pin.version}")
+        return completion
+
     def describe(self) -> str:
         return "; ".join(str(status) for status in self.statuses.values()) or "no engines"
 
@@ -169,7 +234,11 @@ class EnginePool:
         self._disarm()
         self.version = version
         chosen = set(self._engines if serving is None else serving)
+        if self._pin and self._pin.engine in chosen:
+            self._pin = None  # it was needed: no other engine could be updated
         for name, engine in self._engines.items():
+            if name in self.pinned_engines:
+                continue
             if name in chosen:
                 self._stop_examining(name)
                 self._note(name, EngineEvent.UPDATED, f"version {version}")
@@ -194,7 +263,7 @@ class EnginePool:
         except TimeoutError:
             waited = f"no engine for {self._settings.wait_s:g} s"
             raise NoEngineLeft(f"{waited}: {self.describe()}") from None
-        healthy = self._healthy()
+        healthy = [name for name in self._healthy() if name not in self.pinned_engines]
         if not healthy:
             raise NoEngineLeft(f"every engine is beyond its restarts: {self.describe()}")
         return self._engines[min(healthy, key=self._load.__getitem__)]
@@ -205,10 +274,19 @@ class EnginePool:
     def _refresh(self) -> None:
         """Let requests through, or wait: for the gate, or for an engine that may come back."""
         lost = bool(self.statuses) and all(map(self._is_given_up, self.statuses.values()))
-        if self._gate.is_set() and (self._healthy() or lost):
+        usable = set(self._healthy()) - set(self.pinned_engines)
+        if self._gate.is_set() and (usable or lost):
             self._available.set()
         else:
             self._available.clear()
+
+    def _unpin(self) -> None:
+        pin, self._pin = self._pin, None
+        if pin and pin.engine in self.statuses and pin.version != self.version:
+            why = f"was kept at version {pin.version}"
+            if self.statuses[pin.engine].state is EngineState.HEALTHY:
+                self._note(pin.engine, EngineEvent.DOUBTFUL, why)
+        self._refresh()
 
     def _is_given_up(self, status: EngineStatus) -> bool:
         restarts_left = status.num_restarts < self._settings.max_restarts
