@@ -97,7 +97,7 @@ class EnginePool:
     """Spreads requests over engines that hold policy `version`.
 
     `restart` is asked to start a dead engine's process anew under the same address; it returns
-    when that is under way.
+    when that is under way. `when_opened` is told of each version that requests can get.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class EnginePool:
         self._gate = asyncio.Event()
         self._available = asyncio.Event()
         self.statuses: dict[str, EngineStatus] = {}
+        self.when_opened: Callable[[int], None] = lambda version: None
         self.version = -1
         self.num_lost_updates = 0
         self.num_retried = 0
@@ -248,6 +249,7 @@ class EnginePool:
                 self._start_examining(engine)
         self._gate.set()
         self._refresh()
+        self.when_opened(version)
 
     async def close(self) -> None:
         """End what the pool does in the background."""

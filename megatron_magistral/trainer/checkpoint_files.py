@@ -5,12 +5,14 @@
                           deleting-step-00000010/   being deleted
                           set-aside-step-00000040/  after a step that the run went back to
                           latest                    the name of the checkpoint to go on from
+                          best.json                 the step that was evaluated best, and how well
 
 Whatever moment the process or the machine dies at, `latest` names a complete checkpoint, or there
 is none yet. A checkpoint is written beside the others, synced with a manifest of its files' sizes
 and digests, renamed, and only then named; one that is deleted is renamed first.
 
-One process writes (rank 0 of the trainer); any may read. No torch here.
+One process writes (rank 0 of the trainer; `best.json` whoever evaluates); any may read. No torch
+here.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from megatron_magistral.types import Progress
 MANIFEST = "manifest.json"
 STATE = "state.json"
 LATEST = "latest"
+BEST = "best.json"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -54,6 +57,14 @@ class FileDigest(msgspec.Struct, frozen=True):
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, FileDigest]
+
+
+class Best(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The weights of `step` have the highest `value` of `metric` so far."""
+
+    step: int
+    metric: str
+    value: float
 
 
 class SavedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,6 +122,19 @@ class CheckpointFolder:
                 return step
         raise CheckpointError(f"{marker}: names {name!r}, which is not there{self.hint()}")
 
+    def best(self) -> Best | None:
+        """The best step that was evaluated, or None if none was.
+
+        Raises CheckpointError if what says so is damaged.
+        """
+        path = self.root / BEST
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Best)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise CheckpointError(f"{path}: is damaged: {error}; it can be deleted") from error
+
     # --- writing ------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Path:
@@ -144,12 +168,26 @@ class CheckpointFolder:
         self._name_latest(step)
 
     def prune(self, keep_last: int, keep_multiples_of: int) -> None:
-        """Deletes the checkpoints that the policy does not keep; never the latest."""
-        steps, latest = self.steps(), self.latest()
-        for step in set(steps) - retained(steps, keep_last, keep_multiples_of) - {latest}:
+        """Deletes the checkpoints that the policy does not keep; never the latest or the best."""
+        steps, best = self.steps(), self.best()
+        kept = {self.latest(), best.step if best else None}
+        for step in set(steps) - retained(steps, keep_last, keep_multiples_of) - kept:
             doomed = self._marked(_Mark.DELETING, step)
             self.path(step).rename(doomed)
             shutil.rmtree(doomed)
+
+    def offer_best(self, offer: Best) -> Best:
+        """Keep the checkpoint of `offer.step`, which may still be written, if its value is higher
+        than that of the best one so far; what is the best now."""
+        best = self.best()
+        if best is not None and best.metric == offer.metric and best.value >= offer.value:
+            return best
+        self.root.mkdir(parents=True, exist_ok=True)
+        draft = self.root / f"{_Mark.SAVING}{BEST}"
+        _write(draft, _pretty(offer))
+        draft.replace(self.root / BEST)
+        _sync(self.root)
+        return offer
 
     def recover(self) -> list[str]:
         """Tidies up after a process that died: what it was writing or deleting goes, what it had
@@ -179,6 +217,9 @@ class CheckpointFolder:
         Returns the steps that were set aside. Raises CheckpointError if there is no such step.
         """
         later = [each for each in self._steps_with(step) if each > step]
+        best = self.best()
+        if best is not None and best.step > step:
+            (self.root / BEST).unlink()
         for each in reversed(later):
             self._set_aside(each)
         self._name_latest(step)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_magistral.trainer.checkpoint_files import (
+    Best,
     CheckpointError,
     CheckpointFolder,
     SavedState,
@@ -228,6 +229,48 @@ def test_pruning_never_deletes_the_latest_nor_one_that_is_being_written(folder):
 
 
 # --- going back -------------------------------------------------------------------------------
+
+
+def test_the_best_of_what_was_evaluated_is_kept_until_a_better_one_is_found(folder):
+    for step in (10, 20, 30):
+        write(folder, step)
+    folder.offer_best(Best(10, "pass_at_1", 0.5))
+    folder.prune(keep_last=1, keep_multiples_of=0)
+    assert folder.steps() == [10, 30]
+    assert folder.offer_best(Best(30, "pass_at_1", 0.4)) == Best(10, "pass_at_1", 0.5)
+    folder.offer_best(Best(30, "pass_at_1", 0.6))
+    write(folder, 40)
+    folder.prune(keep_last=1, keep_multiples_of=0)
+    assert folder.steps() == [30, 40]
+
+
+def test_a_checkpoint_may_be_the_best_before_it_is_written(folder):
+    folder.offer_best(Best(10, "pass_at_1", 0.5))
+    for step in (10, 20, 30):
+        write(folder, step)
+    folder.prune(keep_last=1, keep_multiples_of=0)
+    assert folder.steps() == [10, 30]
+
+
+def test_another_metric_starts_anew(folder):
+    folder.offer_best(Best(10, "pass_at_1", 0.5))
+    assert folder.offer_best(Best(20, "mean_reward", 0.1)).step == 20
+
+
+def test_going_back_forgets_a_best_that_is_set_aside(folder):
+    for step in (10, 20):
+        write(folder, step)
+    folder.offer_best(Best(20, "pass_at_1", 0.5))
+    folder.go_back(10)
+    assert folder.best() is None
+
+
+def test_a_damaged_note_of_the_best_is_named(folder):
+    write(folder, 10)
+    folder.offer_best(Best(10, "pass_at_1", 0.5))
+    (folder.root / "best.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"best\.json: is damaged"):
+        folder.prune(keep_last=1, keep_multiples_of=0)
 
 
 def test_going_back_sets_later_checkpoints_aside_and_deletes_nothing(folder):
