@@ -23,9 +23,8 @@ from rich.text import Text
 
 from megatron_magistral.cluster import free_ports, port_is_free
 from megatron_magistral.rollout.sglang_server import VersionSupport, sglang_version_status
+from megatron_magistral.trainer.versions import Support, megatron_support
 
-OLDEST_MEGATRON = Version("0.16.1")
-FIRST_UNTESTED_MEGATRON = Version("0.20")
 # Two trainer ranks, one SGLang server of three processes, controller and verifiers of a tiny model.
 MEMORY_NEEDED_MIB = 6 * 1024
 SHARED_MEMORY_NEEDED_MIB = 64
@@ -61,7 +60,7 @@ def examine(ports: Sequence[int] = ()) -> list[Finding]:
         _python,
         _torch,
         _cuda,
-        _megatron,
+        megatron,
         lambda: _optional("transformer_engine", "Megatron's local layers are used instead"),
         lambda: _optional("apex", "our own Adam and unfused kernels are used instead"),
         _sglang,
@@ -127,17 +126,17 @@ def _cuda() -> Finding:
     return Finding("CUDA", Health.OK, f"{count} x {name}, torch for CUDA {torch.version.cuda}")
 
 
-def _megatron() -> Finding:
+def megatron() -> Finding:
     version = _installed("megatron-core")
     if version is None:
         return Finding("Megatron-core", Health.FAIL, "not installed", "run `make install`")
-    if version < OLDEST_MEGATRON:
-        remedy = f"install at least {OLDEST_MEGATRON}"
-        return Finding("Megatron-core", Health.FAIL, str(version), remedy)
-    if version >= FIRST_UNTESTED_MEGATRON:
-        remedy = f"tested below {FIRST_UNTESTED_MEGATRON}"
-        return Finding("Megatron-core", Health.NOTE, str(version), remedy)
-    return Finding("Megatron-core", Health.OK, str(version))
+    support = megatron_support(str(version))
+    health = {
+        Support.TESTED: Health.OK,
+        Support.UNTESTED: Health.NOTE,
+        Support.TOO_OLD: Health.FAIL,
+    }
+    return Finding("Megatron-core", health[support], str(version), support.remedy)
 
 
 def _optional(module: str, otherwise: str) -> Finding:

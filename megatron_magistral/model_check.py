@@ -24,14 +24,19 @@ def check_model(config: Config, model: Path) -> Architecture:
         raise ConfigError(f"model.path = {model}: {error}") from error
     parallel, generator = config.parallel, config.generator
     problems = [
-        *_layout(arch, ParallelLayout(parallel.tensor, parallel.pipeline), "parallel"),
+        *_layout(arch, ParallelLayout.of(parallel), "parallel"),
         *_layout(arch, ParallelLayout(generator.tensor_parallel), "generator.tensor_parallel"),
         *_tokenizer(arch, model),
     ]
-    if arch.max_position_embeddings <= config.reward.l_max:
+    if arch.max_position_embeddings <= config.longest_completion:
         problems.append(
-            f"reward.l_max = {config.reward.l_max}: a prompt and a whole completion must fit into "
-            f"the model's {arch.max_position_embeddings} positions"
+            f"reward.l_max = {config.longest_completion}: a prompt and a whole completion must "
+            f"fit into the model's {arch.max_position_embeddings} positions"
+        )
+    if config.rl is not None and arch.experts is not None and arch.tied_embeddings:
+        problems.append(
+            f"model.path = {model}: tie_word_embeddings = true cannot be served in the rl stage: "
+            "SGLang gives a model with experts an output layer of its own"
         )
     if problems:
         raise ConfigError("\n".join(problems))

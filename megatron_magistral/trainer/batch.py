@@ -19,7 +19,6 @@ from torch import Tensor
 from megatron_magistral.algorithm.collate import collate
 from megatron_magistral.types import TrainSequence
 
-
 NO_VERSION = -1
 
 

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
@@ -39,6 +40,13 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 
 T = TypeVar("T")
+
+
+class StopRequested(RuntimeError):
+    """The run was asked to stop, and everything up to `step` is saved."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"asked to stop: saved after step {step}")
 
 
 class _WriteStatus(StrEnum):
@@ -69,7 +77,8 @@ class _Pending:
 
 
 class Checkpointer:
-    """`training` holds what a run that goes on must agree on with the run that was saved."""
+    """`training` holds what a run that goes on must agree on with the run that was saved. Once the
+    file `stop` exists, the next step is the last."""
 
     def __init__(
         self,
@@ -79,8 +88,10 @@ class Checkpointer:
         *,
         every_steps: int,
         training: Mapping[str, Any],
+        stop: Path | None = None,
     ) -> None:
         self._folder = folder
+        self._stop = stop
         self._config = config
         self._every_steps = every_steps
         self._training = dict(training)
@@ -111,11 +122,21 @@ class Checkpointer:
         return self._progress
 
     def step_done(self, progress: Progress) -> None:
-        """Call after every step. Saves when one is due; completes a save that has been written."""
+        """Call after every step. Saves when one is due; completes a save that has been written.
+
+        Raises StopRequested, after saving, if the run is to stop.
+        """
         self._progress = progress
         self.poll()
+        if self._by_one(lambda: self._stop is not None and self._stop.exists()):
+            self.stop()
         if self._every_steps and progress.next_step % self._every_steps == 0:
             self.save()
+
+    def stop(self) -> NoReturn:
+        """Saves what has been done, and raises StopRequested."""
+        self.finish()
+        raise StopRequested(self._progress.next_step)
 
     def poll(self) -> None:
         """Completes a save that every rank has written; returns at once if there is none."""

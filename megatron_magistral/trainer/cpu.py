@@ -21,10 +21,12 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+
+from megatron_magistral.trainer.cpu_kernels import PackedRotary, add_weight_grad, swiglu
 
 # Both raise something other than ImportError when they are installed but cannot load.
 _CUDA_ONLY_PACKAGES = ("transformer_engine", "apex")
@@ -218,6 +220,67 @@ def _patch_moe_utils(module: ModuleType) -> None:
     module.maybe_move_tensor_to_cpu = to_cpu  # type: ignore[attr-defined]
 
 
+# --- patches for speed ------------------------------------------------------------------------
+
+
+def _patch_mlp(module: ModuleType) -> None:
+    """What Megatron calls with `bias_activation_fusion`."""
+
+    def bias_swiglu(x: torch.Tensor, bias: torch.Tensor | None, *_: Any) -> torch.Tensor:
+        return swiglu(x if bias is None else x + bias)
+
+    module.bias_swiglu_impl = bias_swiglu  # type: ignore[attr-defined]
+
+
+def _patch_attention(module: ModuleType) -> None:
+    """Rotary embeddings of packed sequences, where all of a head's size is rotated in halves."""
+    plain = module.apply_rotary_pos_emb
+    packed_rotary = PackedRotary()
+
+    def apply_rotary_pos_emb(
+        t: torch.Tensor,
+        freqs: torch.Tensor,
+        config: Any,
+        cu_seqlens: torch.Tensor | None = None,
+        mscale: float = 1.0,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        is_in_halves = not (config.rotary_interleaved or config.multi_latent_attention)
+        if cu_seqlens is None or not is_in_halves or freqs.shape[-1] != t.shape[-1]:
+            return plain(t, freqs, config, cu_seqlens=cu_seqlens, mscale=mscale, **kwargs)
+        return packed_rotary(t, freqs, cu_seqlens, mscale)
+
+    module.apply_rotary_pos_emb = apply_rotary_pos_emb  # type: ignore[attr-defined]
+
+
+def _patch_linear_layers(module: ModuleType) -> None:
+    """What Megatron calls with `gradient_accumulation_fusion`, in place of apex's kernels."""
+    module._grad_accum_fusion_available = True  # type: ignore[attr-defined]
+    module.fused_weight_gradient_mlp_cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        wgrad_gemm_accum_fp32=add_weight_grad, wgrad_gemm_accum_fp16=add_weight_grad
+    )
+
+
+def _patch_grad_buffer(module: ModuleType) -> None:
+    """A group of one rank has nothing to exchange, but gloo would copy all of it."""
+
+    def unless_alone(collective: Callable) -> Callable:
+        @functools.wraps(collective)
+        def wrapper(
+            output: torch.Tensor, source: torch.Tensor, *, group: Any, **kwargs: Any
+        ) -> Any:
+            if group.size() > 1:
+                return collective(output, source, group=group, **kwargs)
+            if output.data_ptr() != source.data_ptr():
+                output.copy_(source)
+            return None
+
+        return wrapper
+
+    for name in ("dist_reduce_scatter_func", "dist_all_gather_func"):
+        setattr(module, name, unless_alone(getattr(module, name)))
+
+
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "megatron.core.jit": _patch_jit,
     "megatron.core.tensor_parallel.random": _patch_random,
@@ -227,6 +290,10 @@ _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "megatron.core.optimizer.distrib_optimizer": _patch_distrib_optimizer,
     "megatron.core.optimizer": _patch_optimizer_factory,
     "megatron.core.transformer.moe.moe_utils": _patch_moe_utils,
+    "megatron.core.transformer.mlp": _patch_mlp,
+    "megatron.core.transformer.attention": _patch_attention,
+    "megatron.core.tensor_parallel.layers": _patch_linear_layers,
+    "megatron.core.distributed.param_and_grad_buffer": _patch_grad_buffer,
 }
 
 

@@ -11,10 +11,11 @@ from megatron_magistral.config import Config
 # what is measured of it. The trained weights are the same, or as good as the same, either way.
 _FREE = (
     *("run.name", "run.directory", "parallel", "checkpoint", "generator", "verifier", "evaluation"),
-    *("sft.num_steps", "sft.microbatch_tokens", "sft.optimizer.max_nonfinite_steps"),
+    *("sft.num_steps", "sft.num_epochs", "sft.validate_every_steps", "sft.candidate_every_steps"),
+    *("sft.microbatch_tokens", "sft.optimizer.max_nonfinite_steps"),
     *("rl.num_steps", "rl.microbatch_tokens", "rl.optimizer.max_nonfinite_steps"),
-    *("rl.n_async", "rl.queue_size", "rl.batch_timeout_s", "rl.weight_bucket_mib"),
-    "rl.keep_samples",
+    *("rl.n_async", "rl.queue_size", "rl.max_staleness", "rl.batch_timeout_s"),
+    *("rl.weight_bucket_mib", "rl.keep_samples"),
 )
 # Of no effect on the stage.
 _ELSEWHERE = {"sft": ("rl", "reward", "data.held_out"), "rl": ("sft", "data.traces")}
@@ -25,9 +26,14 @@ def training_values(config: Config, stage: str) -> dict[str, Any]:
     left_out = (*_FREE, *_ELSEWHERE[stage])
     return {
         key: value
-        for key, value in _leaves(config.model_dump(mode="json"))
+        for key, value in all_values(config).items()
         if not any(key == other or key.startswith(f"{other}.") for other in left_out)
     }
+
+
+def all_values(config: Config) -> dict[str, Any]:
+    """Every value of a config, by key."""
+    return dict(_leaves(config.model_dump(mode="json")))
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -8,14 +8,16 @@ while it saves.
 
 from __future__ import annotations
 
+import itertools
 import time
+from dataclasses import replace
 from typing import Protocol
 
 from megatron_magistral.algorithm.settings import AlgorithmSettings
 from megatron_magistral.config_stages import RlConfig
 from megatron_magistral.trainer.batch import PackedBatch
 from megatron_magistral.trainer.checkpoint import Checkpointer
-from megatron_magistral.trainer.feed import Feed
+from megatron_magistral.trainer.feed import Feed, Instead
 from megatron_magistral.trainer.nonfinite import NonFiniteWatch
 from megatron_magistral.trainer.objective import PolicyObjective
 from megatron_magistral.trainer.sft import step_metrics
@@ -41,7 +43,8 @@ def train_rl(
 ) -> None:
     """Every step of the stage that is not done yet. The first update comes before the first prompt.
 
-    One rank `speaks` to the controller of what all of them did.
+    One rank `speaks` to the controller of what all of them did. Raises StopRequested, with all that
+    was done saved, if the run is to stop.
     """
     settings = config.algorithm.settings(config.num_minibatches)
     progress = checkpoints.restore()
@@ -50,7 +53,9 @@ def train_rl(
     publisher.publish(progress.next_step)
     for step in range(progress.next_step, config.num_steps):
         begin = time.monotonic()
-        batch = feed.pull(step, trainer.mesh.dp_rank)
+        batch = next_batch(feed, publisher, step, trainer.mesh.dp_rank)
+        if batch is None:
+            checkpoints.stop()
         pulled = time.monotonic()
         checkpoints.poll()  # a batch takes long: what was written meanwhile is to count by now
         stats = train_batch(trainer, batch, settings, config)
@@ -60,15 +65,31 @@ def train_rl(
         if speaks:
             waited = {"trainer_wait_s": pulled - begin}
             feed.acknowledge(step, mean_step_metrics(stats, train_s) | update | waited)
-        progress = Progress(step + 1, max(progress.next_ordinal, 1 + max(batch.ordinals)))
-        checkpoints.step_done(progress)
+        checkpoints.step_done(Progress(step + 1))
     checkpoints.finish()
+
+
+def next_batch(feed: Feed, publisher: Publisher, step: int, data_rank: int) -> Batch | None:
+    """This rank's share of `step`, or None if the run is to stop.
+
+    Meanwhile the present weights are published once more whenever an engine came back without them.
+    """
+    for num_updates in itertools.count():
+        answer = feed.pull(step, data_rank, num_updates)
+        if isinstance(answer, Batch):
+            return answer
+        if answer is Instead.STOP:
+            return None
+        publisher.publish(step)
+    raise AssertionError("unreachable")
 
 
 def train_batch(
     trainer: Trainer, batch: Batch, settings: AlgorithmSettings, config: RlConfig
 ) -> list[StepStats]:
     """An optimizer step a minibatch; references are those of the weights before the first."""
+    if batch.eps_high is not None:
+        settings = replace(settings, eps_high=batch.eps_high)
     minibatches = [
         with_references(
             trainer,

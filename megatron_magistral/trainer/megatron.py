@@ -1,6 +1,6 @@
-"""The edge to Megatron-core: this file and `megatron_checkpoint.py` alone import it.
+"""The edge to Megatron-core, with `megatron_layers.py` and `megatron_checkpoint.py`.
 
-Builds a model in a parallel layout, its optimizer, and runs Megatron's schedules over packed
+Holds a model in a parallel layout and its optimizer, and runs Megatron's schedules over packed
 microbatches. What a step does is in `step.py`, what it minimises in `objective.py`.
 
 Gradients are plain sums over microbatches and data-parallel ranks: the weights of an objective
@@ -13,15 +13,14 @@ Shapes: T packed tokens, R trained rows, H hidden size, V vocabulary entries of 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from megatron_magistral.trainer import cpu
@@ -34,27 +33,19 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
-from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE, get_gpt_decoder_block_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer import TransformerConfig
 
-from megatron_magistral.trainer.attention import PackedAttention
 from megatron_magistral.trainer.batch import PackedBatch, pack
 from megatron_magistral.trainer.layout import LayoutError, ParallelLayout
 from megatron_magistral.trainer.logprobs import Head, VocabShard
+from megatron_magistral.trainer.megatron_layers import build_chunk, transformer_config
 from megatron_magistral.trainer.settings import OptimizerSettings
 from megatron_magistral.weights.architecture import Architecture
 from megatron_magistral.weights.gather import Mesh
-from megatron_magistral.weights.names import padded_vocab_size
-
-USES_TRANSFORMER_ENGINE: bool = HAVE_TE and not cpu.is_cpu()
-"""Whether layers are Transformer Engine's: its parameter names fuse norms into linear layers."""
-logging.getLogger("megatron.core").setLevel(logging.WARNING)
-
+from megatron_magistral.weights.names import name_in_model
 
 RowFunction = Callable[[Tensor, Head, PackedBatch], Any]
 """(hidden states [R, H], head, microbatch) -> result, on the last pipeline stage."""
@@ -82,6 +73,8 @@ def init_distributed(layout: ParallelLayout, timeout_s: float, seed: int) -> Mes
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp,
         distributed_timeout_minutes=max(1, round(timeout_s / 60)),
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
@@ -95,12 +88,24 @@ def init_distributed(layout: ParallelLayout, timeout_s: float, seed: int) -> Mes
         tp_group=parallel_state.get_tensor_model_parallel_group(),
         pp_group=parallel_state.get_pipeline_model_parallel_group(),
         dp_group=parallel_state.get_data_parallel_group(),
+        ep_rank=parallel_state.get_expert_model_parallel_rank(),
+        ep_size=layout.ep,
+        ep_group=parallel_state.get_expert_model_parallel_group(),
     )
 
 
 def destroy_model_parallel() -> None:
-    """Forgets the layout's groups, so that another layout can be built on the same ranks."""
+    """Leaves the layout's groups, so that another layout can be built on the same ranks.
+
+    Megatron only forgets most of them. There are about fifty, and over gloo each has a thread that
+    wakes a hundred times a second: a process that tries twenty layouts would do nothing else.
+    """
+    groups = parallel_state._global_process_group_list or []
     parallel_state.destroy_model_parallel()
+    for group in groups:
+        with suppress(ValueError):  # some of them Megatron has destroyed
+            if group is not None:
+                dist.destroy_process_group(group)
 
 
 def destroy_distributed() -> None:
@@ -110,116 +115,6 @@ def destroy_distributed() -> None:
 
 
 # --- the model --------------------------------------------------------------------------------
-
-
-class _RMSNorm(torch.nn.RMSNorm):
-    """Megatron's wrapper of torch's norm refuses sequence parallelism, which only needs a mark:
-    each rank then sees a part of the tokens, and the weight's gradients are summed."""
-
-    def __init__(
-        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
-    ) -> None:
-        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
-        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (mypy)
-
-
-def _transformer_config(
-    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: bool
-) -> TransformerConfig:
-    window = next((w for w in arch.windows if w is not None), None)
-    whole_layers = dict(recompute_granularity="full", recompute_method="uniform")
-    return TransformerConfig(
-        num_layers=arch.num_layers,
-        hidden_size=arch.hidden_size,
-        ffn_hidden_size=arch.ffn_hidden_size,
-        num_attention_heads=arch.num_heads,
-        num_query_groups=arch.num_kv_heads,
-        kv_channels=arch.head_dim,
-        # Queries and keys both carry YaRN's factor, so their product carries its square.
-        softmax_scale=arch.rope_attention_factor**2 / arch.head_dim**0.5,
-        window_size=None if window is None else (window - 1, 0),
-        window_attn_skip_freq=[int(w is not None) for w in arch.windows] if window else None,
-        layernorm_epsilon=arch.norm_eps,
-        normalization="RMSNorm",
-        qk_layernorm=arch.qk_norm,
-        gated_linear_unit=True,
-        activation_func=F.silu,
-        add_bias_linear=False,
-        add_qkv_bias=arch.qkv_bias,
-        attention_dropout=0.0,
-        hidden_dropout=0.0,
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
-        sequence_parallel=layout.splits_sequence,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-        # Sums over microbatches and ranks, with no division (see _finalize_grads).
-        calculate_per_token_loss=True,
-        # Microbatches differ in length; Megatron then asks for this dispatcher, experts or not.
-        variable_seq_lengths=layout.pp > 1,
-        moe_token_dispatcher_type="alltoall",
-        # The interleaved schedule is silently wrong with batched sends unless they overlap.
-        overlap_p2p_comm=layout.vpp > 1,
-        batch_p2p_comm=layout.vpp == 1,
-        batch_p2p_sync=not cpu.is_cpu(),
-        deallocate_pipeline_outputs=not cpu.is_cpu(),
-        # Weights are always loaded, so initial values would only cost time. Initialisation itself
-        # must run: it marks the tensor-parallel parameters, which the gradient norm relies on.
-        init_method=lambda weight: weight,
-        output_layer_init_method=lambda weight: weight,
-        use_cpu_initialization=cpu.is_cpu(),
-        # Fused kernels of CUDA, Transformer Engine and apex.
-        bias_activation_fusion=not cpu.is_cpu(),
-        bias_dropout_fusion=not cpu.is_cpu(),
-        apply_rope_fusion=USES_TRANSFORMER_ENGINE,
-        masked_softmax_fusion=False,
-        persist_layer_norm=False,
-        gradient_accumulation_fusion=False,
-        **(whole_layers | dict(recompute_num_layers=1) if recompute else {}),
-    )
-
-
-def _block_spec(arch: Architecture, config: TransformerConfig, vp_stage: int | None) -> Any:
-    block = get_gpt_decoder_block_spec(
-        config, USES_TRANSFORMER_ENGINE, normalization="RMSNorm", vp_stage=vp_stage
-    )
-    if USES_TRANSFORMER_ENGINE:
-        return block
-    block.layer_norm = _RMSNorm
-    for spec in block.layer_specs:
-        layer, attention = spec.submodules, spec.submodules.self_attention.submodules
-        layer.input_layernorm = layer.pre_mlp_layernorm = _RMSNorm
-        if arch.qk_norm:
-            attention.q_layernorm = attention.k_layernorm = _RMSNorm
-        attention.core_attention = PackedAttention
-    return block
-
-
-def _build_chunk(
-    arch: Architecture, layout: ParallelLayout, config: TransformerConfig, vp_stage: int | None
-) -> GPTModel:
-    stage: dict[str, Any] = dict(ignore_virtual=vp_stage is None)
-    if vp_stage is not None:
-        stage["vp_stage"] = vp_stage
-    model = GPTModel(
-        config,
-        _block_spec(arch, config, vp_stage),
-        padded_vocab_size(arch.vocab_size, layout.tp),
-        arch.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(**stage),
-        post_process=parallel_state.is_pipeline_last_stage(**stage),
-        share_embeddings_and_output_weights=arch.tied_embeddings,
-        position_embedding_type="rope",
-        vp_stage=vp_stage,
-    )
-    # One table covers every RoPE variant; Megatron's own options cover some, with fixed constants.
-    model.rotary_pos_emb.inv_freq = torch.tensor(arch.rope_inv_freq)
-    if model.post_process:
-        # The objective projects onto the vocabulary itself, in chunks: let hidden states through.
-        model.output_layer.forward = lambda hidden, **_: (hidden, None)
-    return model
 
 
 class MegatronModel:
@@ -236,9 +131,9 @@ class MegatronModel:
         self.mesh = mesh
         self._arch = arch
         self._layout = layout
-        self._config = _transformer_config(arch, layout, dtype, recompute)
+        self._config = transformer_config(arch, layout, dtype, recompute)
         stages: list[int | None] = [*range(layout.vpp)] if layout.vpp > 1 else [None]
-        chunks = [_build_chunk(arch, layout, self._config, stage) for stage in stages]
+        chunks = [build_chunk(arch, layout, self._config, stage) for stage in stages]
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=True
         )
@@ -252,15 +147,14 @@ class MegatronModel:
         self._config.finalize_model_grads_func = _finalize_grads
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """This rank's parameters, with the layer's number in the whole model in their names."""
+        """This rank's parameters, with the numbers that layers and experts have in the whole
+        model in their names."""
+        experts = self._arch.experts
+        first_expert = self.mesh.ep_rank * experts.num // self.mesh.ep_size if experts else 0
         for chunk in self.chunks:
-            layers = chunk.module.decoder.layers
+            layers = [layer.layer_number - 1 for layer in chunk.module.decoder.layers]
             for name, parameter in chunk.module.named_parameters():
-                if name.startswith("decoder.layers."):
-                    _, _, index, rest = name.split(".", 3)
-                    number = layers[int(index)].layer_number - 1
-                    name = f"decoder.layers.{number}.{rest}"
-                yield name, parameter
+                yield name_in_model(name, layers, first_expert), parameter
 
     def zero_grad(self) -> None:
         for chunk in self.chunks:
@@ -293,10 +187,7 @@ class MegatronModel:
             return output, partial(self._on_rows, chunk, batch, function)
 
         interleaved = len(self.chunks) > 1
-        # The interleaved schedule wants whole rounds of the pipeline: add empty microbatches.
-        num_missing = -len(batches) % self.mesh.pp_size if interleaved else 0
-        empty = pack([], self._layout.token_multiple, self.device)
-        padded = [*batches, *[empty] * num_missing]
+        padded = self._with_empty_ones(batches)
         iterators = [iter(padded) for _ in self.chunks]
         results = get_forward_backward_func()(
             forward_step_func=forward_step,
@@ -309,6 +200,20 @@ class MegatronModel:
             collect_non_loss_data=forward_only,
         )
         return results[: len(batches)]
+
+    def _with_empty_ones(self, batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+        """As many microbatches as the schedule needs, the last ones of padding alone."""
+        num_batches = len(batches)
+        if self.mesh.ep_size > 1:
+            # Each layer exchanges tokens with every rank of the group, so all must come as often.
+            most = torch.tensor(num_batches, device=self.device)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=self.mesh.ep_group)
+            num_batches = int(most)
+        if len(self.chunks) > 1:
+            # The interleaved schedule wants whole rounds of the pipeline.
+            num_batches += -num_batches % self.mesh.pp_size
+        empty = pack([], self._layout.token_multiple, self.device)
+        return [*batches, *[empty] * (num_batches - len(batches))]
 
     def _on_rows(
         self,
@@ -340,7 +245,9 @@ class MegatronModel:
         first = self.mesh.tp_rank * len(weight_VH)
         num_real = min(len(weight_VH), self._arch.vocab_size - first)
         group = self.mesh.tp_group if self.mesh.tp_size > 1 else None
-        return Head(weight_VH[:num_real], VocabShard(first, group))
+        if num_real < len(weight_VH):  # the gradient of a slice is a copy of the whole
+            weight_VH = weight_VH[:num_real]
+        return Head(weight_VH, VocabShard(first, group))
 
 
 def _finalize_grads(chunks: list[Any], num_tokens: Tensor, **kwargs: Any) -> None:

@@ -48,9 +48,9 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.base import AsyncSaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
     mcore_to_pyt_state_dict,
 )
 
@@ -58,8 +58,12 @@ from megatron_magistral.trainer.checkpoint_files import FileDigest, digest
 from megatron_magistral.trainer.ema import WeightAverage
 from megatron_magistral.trainer.megatron import MegatronModel, MegatronOptimizer
 
-# Optimizer state under the names and shapes of the parameters, so that it fits every layout.
-_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+# Optimizer state under the names and shapes of the parameters, so that it fits every layout;
+# experts have an optimizer of their own, which needs no names of its own.
+_METADATA = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "chained_optim_avoid_prefix": True,
+}
 _OPTIMIZER_PREFIX = "optimizer."
 
 
@@ -171,7 +175,11 @@ def _unpadded_places(model: MegatronModel) -> Iterator[None]:
     places that count the padding. With tied embeddings on a pipeline, which are a bucket of their
     own, the last stage would save the wrong numbers (0.16.1).
     """
-    buffers = [buffer for chunk in model.chunks for buffer in chunk.buffers]
+    buffers = [
+        buffer
+        for chunk in model.chunks
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
+    ]
     padded = [buffer.param_index_map for buffer in buffers]
     for buffer in buffers:
         paddings = [bucket.grad_data.numel() - bucket.numel_unpadded for bucket in buffer.buckets]
@@ -221,8 +229,11 @@ def _set_rng_states(states: dict[str, Any]) -> None:
 # --- how it is written ------------------------------------------------------------------------
 
 
-class _ThreadedSave(AsyncSaveShardedStrategy):
-    """Megatron's format `torch_dist`: plans with its planner, writes with torch's writer."""
+class _ThreadedSave(TorchDistSaveShardedStrategy):
+    """Megatron's format `torch_dist`: plans with its planner, writes with torch's writer.
+
+    From 0.17 on Megatron quietly replaces a strategy that is not of this class.
+    """
 
     def __init__(self) -> None:
         super().__init__("torch_dist", 1)
@@ -231,8 +242,11 @@ class _ThreadedSave(AsyncSaveShardedStrategy):
     def can_handle_sharded_objects(self) -> bool:
         return True
 
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
-        """Copies and plans. The request's function writes and returns the names of the files."""
+    def async_save(
+        self, sharded_state_dict: Any, checkpoint_dir: Any, async_strategy: str = ""
+    ) -> AsyncRequest:
+        """Copies and plans. The request's function writes and returns the names of the files.
+        `async_strategy` (from 0.17 on) says who writes, which is settled here."""
         planner = MCoreSavePlanner(flatten_state_dict=False)
         writer = FileSystemWriter(checkpoint_dir, sync_files=True)
         coordinates = dist.get_rank() == 0

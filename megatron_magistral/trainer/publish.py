@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoTokenizer
 
-from megatron_magistral.config import Config
+from megatron_magistral.config import Config, GeneratorConfig
 from megatron_magistral.prompts import load_template, render_prompt
 from megatron_magistral.rollout.engine import ControlTimeouts
 from megatron_magistral.trainer.feed import Feed
@@ -19,6 +19,7 @@ from megatron_magistral.trainer.step import Trainer
 from megatron_magistral.types import TrainSequence
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.fleet import Fleet, FleetExhausted, FleetSettings, Round
+from megatron_magistral.weights.gather import Reach
 from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.names import hf_shapes
 from megatron_magistral.weights.probe import AlarmSettings
@@ -35,11 +36,37 @@ PROBE_STATEMENT = "What is 6 times 7?"
 
 @dataclass(frozen=True)
 class PublishSettings:
-    """What is done beyond sending: checks of what arrived, and bounds for engines that fail."""
+    """What is done beyond sending: checks of what arrived, and bounds for engines that fail.
+    `host` is the address at which the engines reach the rank that sends."""
 
+    host: str = "127.0.0.1"
     checksums: ChecksumSettings = field(default_factory=ChecksumSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     alarm: AlarmSettings = field(default_factory=AlarmSettings)
+
+    @staticmethod
+    def of(config: GeneratorConfig, host: str) -> PublishSettings:
+        checks, recovery = config.checks, config.recovery
+        return PublishSettings(
+            host=host,
+            checksums=ChecksumSettings(
+                sample_stride=checks.sample_stride, full_every=checks.full_every_updates
+            ),
+            fleet=FleetSettings(
+                alive_s=recovery.alive_s,
+                restart_s=recovery.start_s,
+                wait_s=recovery.update_wait_s,
+                max_restarts=recovery.max_restarts,
+                max_tries=recovery.max_update_tries,
+            ),
+            alarm=AlarmSettings(
+                factor=checks.alarm_factor,
+                patience=checks.alarm_updates,
+                window=checks.alarm_window_updates,
+                min_history=checks.alarm_min_updates,
+                floor=checks.alarm_floor_nats,
+            ),
+        )
 
 
 class WeightPublisher:
@@ -82,8 +109,8 @@ class WeightPublisher:
             FleetExhausted: no engine could be updated; on every rank.
         """
         if self._fleet is not None:
-            self._feed.begin_update(version)
-            self._fleet.begin(version)
+            pinned = self._feed.begin_update(version)
+            self._fleet.begin(version, pinned)
         num_rounds = 1
         while (outcome := self._round()) is Round.AGAIN:
             num_rounds += 1
@@ -105,7 +132,7 @@ class WeightPublisher:
 
     def _round(self) -> Round:
         """One round on every rank; what the rank that sends says about it."""
-        buckets = self._trainer.named_hf_buckets(self._bucket_bytes, self._dtype)
+        buckets = self._trainer.named_hf_buckets(self._bucket_bytes, self._dtype, Reach.FIRST)
         outcome = Round.DONE
         if self._fleet is not None:
             outcome = self._fleet.round(buckets)
@@ -141,6 +168,7 @@ def _make_fleet(
     sender = WeightSender(
         manifest_of(hf_shapes(trainer.arch), dtype),
         backend="nccl" if torch.cuda.is_available() else "gloo",
+        host=settings.host,
         dtype=dtype,
         timeouts=ControlTimeouts(transfer_s=config.generator.update_timeout_s),
         checksums=settings.checksums,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from contextlib import nullcontext
@@ -18,44 +19,73 @@ from megatron_magistral.data.datasets import Datasets, dataset_paths
 from megatron_magistral.metrics import MetricsWriter
 from megatron_magistral.prompts import load_template
 from megatron_magistral.run_folder import RunBusy, RunFolder, Stage
-from megatron_magistral.trainer.checkpoint import Checkpointer
+from megatron_magistral.trainer.candidates import CandidateWriter
+from megatron_magistral.trainer.checkpoint import Checkpointer, StopRequested
 from megatron_magistral.trainer.checkpoint_files import CheckpointError, CheckpointFolder
-from megatron_magistral.trainer.feed import Feed
+from megatron_magistral.trainer.feed import Feed, FeedError
 from megatron_magistral.trainer.fingerprint import training_values
 from megatron_magistral.trainer.layout import ParallelLayout
 from megatron_magistral.trainer.loop import train_rl
 from megatron_magistral.trainer.nonfinite import NonFiniteSteps, NonFiniteWatch
-from megatron_magistral.trainer.publish import WeightPublisher
+from megatron_magistral.trainer.publish import PublishSettings, WeightPublisher
 from megatron_magistral.trainer.settings import OptimizerSettings
-from megatron_magistral.trainer.sft import encode_traces, train_sft
+from megatron_magistral.trainer.sft import StepHook, train_sft
+from megatron_magistral.trainer.sft_data import EncodedTrace, encode_traces
 from megatron_magistral.trainer.step import Trainer
+from megatron_magistral.trainer.validation import Validator, split_traces
+from megatron_magistral.weights.architecture import read_architecture
+from megatron_magistral.weights.hf_dir import link_hf_dir
 
 log = logging.getLogger(__name__)
 
 FAILED = 1
+STOPPED = 75  # asked to stop, and saved: EX_TEMPFAIL, "start me again"
 
 
 def run_sft(config: Config, run: RunFolder, *, speaks: bool) -> None:
     assert config.sft is not None
     model = run.first_model(config)
-    trainer = make_trainer(config, model, config.sft.optimizer.settings(config.sft.num_steps))
-    traces = encode_traces(
-        Datasets.read(dataset_paths(config, run)).traces,
-        AutoTokenizer.from_pretrained(model),
-        load_template(config.data.prompt_file),
-        max_tokens=min(config.sft.microbatch_tokens, trainer.arch.max_position_embeddings),
-    )
+    traces, held_out = sft_traces(config, run, model)
+    num_steps = config.sft.total_steps(len(traces))
+    trainer = make_trainer(config, model, config.sft.optimizer.settings(num_steps))
+    hooks: list[StepHook] = []
+    if held_out:
+        hooks.append(Validator(trainer, held_out, config.sft, run.sft_model, run.sft_best))
+    if config.selects:
+        every_steps = config.sft.candidate_every_steps
+        hooks.append(CandidateWriter(trainer, every_steps, run.sft_candidate))
     checkpoints = make_checkpointer(config, run, Stage.SFT, trainer)
     watch = make_watch(run, Stage.SFT, config.sft.optimizer.max_nonfinite_steps, trainer)
     start = checkpoints.restore()
     metrics = MetricsWriter(run.root, "sft", start.next_step) if speaks else None
-    train_sft(trainer, traces, config.sft, config.run.seed, checkpoints, watch, start, metrics)
+    seed = config.run.seed
+    train_sft(trainer, traces, config.sft, seed, checkpoints, watch, start, metrics, hooks)
     if metrics is not None:
         metrics.close()
-    trainer.save_hf(run.sft_model)
-    if config.rl is None:
-        trainer.save_hf(run.model)
+    if not held_out:
+        trainer.save_hf(run.sft_model)
+    if config.rl is None and speaks:
+        link_hf_dir(run.sft_model, run.model)
     trainer.close()
+
+
+def sft_traces(
+    config: Config, run: RunFolder, model: Path
+) -> tuple[list[EncodedTrace], list[EncodedTrace]]:
+    """(to train on, to validate with), as tokens."""
+    assert config.sft is not None
+    traces = Datasets.read(dataset_paths(config, run)).traces
+    parts = split_traces(traces, config.sft.validation_fraction, config.run.seed)
+    encode = functools.partial(
+        encode_traces,
+        tokenizer=AutoTokenizer.from_pretrained(model),
+        template=load_template(config.data.prompt_file),
+        max_tokens=min(
+            config.sft.microbatch_tokens, read_architecture(model).max_position_embeddings
+        ),
+    )
+    training, held_out = (encode(part) if part else [] for part in parts)
+    return training, held_out
 
 
 def run_rl(
@@ -64,6 +94,7 @@ def run_rl(
     *,
     controller: str,
     generators: list[str],
+    host: str,
     speaks: bool,
 ) -> None:
     assert config.rl is not None
@@ -74,7 +105,8 @@ def run_rl(
         ema_decay=config.rl.algorithm.ema_decay if config.rl.algorithm.kl_coef > 0 else None,
     )
     feed = Feed(controller, batch_timeout_s=config.rl.batch_timeout_s)
-    publisher = WeightPublisher(trainer, feed, config, generators, speaks=speaks)
+    settings = PublishSettings.of(config.generator, host)
+    publisher = WeightPublisher(trainer, feed, config, generators, speaks=speaks, settings=settings)
     checkpoints = make_checkpointer(config, run, Stage.RL, trainer)
     watch = make_watch(run, Stage.RL, config.rl.optimizer.max_nonfinite_steps, trainer)
     train_rl(trainer, feed, publisher, config.rl, checkpoints, watch, speaks=speaks)
@@ -91,20 +123,14 @@ def make_trainer(
     *,
     ema_decay: float | None = None,
 ) -> Trainer:
-    parallel = config.parallel
     return Trainer.create(
         model,
-        ParallelLayout(
-            tp=parallel.tensor,
-            pp=parallel.pipeline,
-            dp=parallel.data,
-            sequence_parallel=parallel.sequence,
-        ),
+        ParallelLayout.of(config.parallel),
         optimizer,
         dtype=getattr(torch, config.model.dtype),
         seed=config.run.seed,
-        timeout_s=parallel.timeout_s,
-        recompute=parallel.recompute,
+        timeout_s=config.parallel.timeout_s,
+        recompute=config.parallel.recompute,
         ema_decay=ema_decay,
     )
 
@@ -120,6 +146,7 @@ def make_checkpointer(
         settings,
         every_steps=every_steps[stage],
         training=training_values(config, stage),
+        stop=run.stop_requested,
     )
 
 
@@ -138,6 +165,7 @@ def main(
     stage: Annotated[Stage, typer.Option()],
     controller: Annotated[str, typer.Option()] = "",
     generators: Annotated[str, typer.Option(help="URLs, separated by commas")] = "",
+    host: Annotated[str, typer.Option(help="Where generators reach rank 0")] = "127.0.0.1",
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
@@ -155,9 +183,13 @@ def main(
                     folder,
                     controller=controller,
                     generators=generators.split(","),
+                    host=host,
                     speaks=speaks,
                 )
-    except (CheckpointError, NonFiniteSteps, RunBusy) as error:
+    except StopRequested as error:
+        log.info("%s", error)
+        raise typer.Exit(STOPPED) from error
+    except (CheckpointError, FeedError, NonFiniteSteps, RunBusy) as error:
         # What a user can act on needs no traceback.
         log.error("%s", error)
         raise typer.Exit(FAILED) from error

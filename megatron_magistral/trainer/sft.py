@@ -1,31 +1,27 @@
-"""SFT: cross-entropy on the response tokens of supervised traces, packed.
-
-The traces of a step are a function of (seed, step): nothing to save, nothing to lose on resume.
-"""
+"""SFT: cross-entropy on the response tokens of supervised traces, packed."""
 
 from __future__ import annotations
 
-import logging
-import random
 import time
 from collections.abc import Sequence
-from functools import lru_cache
-
-from transformers import PreTrainedTokenizerBase
+from typing import Protocol
 
 from megatron_magistral.config_stages import SftConfig
 from megatron_magistral.metrics import MetricsWriter
-from megatron_magistral.prompts import render_prompt
 from megatron_magistral.trainer.checkpoint import Checkpointer
 from megatron_magistral.trainer.nonfinite import NonFiniteWatch
 from megatron_magistral.trainer.objective import SupervisedObjective
+from megatron_magistral.trainer.sft_data import EncodedTrace, sft_sequences, step_indices
 from megatron_magistral.trainer.step import StepStats, StepStatus, Trainer
-from megatron_magistral.types import Progress, Trace, TrainSequence
+from megatron_magistral.types import Progress
 
-log = logging.getLogger(__name__)
 
-EncodedTrace = tuple[list[int], list[int]]
-"""Prompt ids; response ids, ending in the end-of-sequence token."""
+class StepHook(Protocol):
+    """What is done after a step, by every rank of the trainer."""
+
+    def after(self, num_steps: int, *, is_last: bool) -> dict[str, float]:
+        """Metrics of it; `num_steps` are trained."""
+        ...
 
 
 def train_sft(
@@ -37,17 +33,22 @@ def train_sft(
     watch: NonFiniteWatch,
     start: Progress,
     metrics: MetricsWriter | None,
+    hooks: Sequence[StepHook] = (),
 ) -> None:
     """Every step of the stage from `start` on. `metrics` is given on one rank."""
     objective = SupervisedObjective()
-    for step in range(start.next_step, config.num_steps):
+    num_steps = config.total_steps(len(traces))
+    for step in range(start.next_step, num_steps):
         begin = time.monotonic()
         indices = step_indices(step, len(traces), config.batch_size, seed)
         sequences = sft_sequences([traces[i] for i in indices])
         mine = sequences[trainer.mesh.dp_rank :: trainer.mesh.dp_size]
         stats = trainer.train_minibatch(trainer.pack(mine, config.microbatch_tokens), objective)
+        row = step_metrics(stats, time.monotonic() - begin)
+        for hook in hooks:
+            row |= hook.after(step + 1, is_last=step + 1 == num_steps)
         if metrics is not None:
-            metrics.write(step, step_metrics(stats, time.monotonic() - begin))
+            metrics.write(step, row)
         watch.look(step, [stats], [mine])
         checkpoints.step_done(Progress(step + 1))
     checkpoints.finish()
@@ -62,56 +63,3 @@ def step_metrics(stats: StepStats, elapsed_s: float) -> dict[str, float]:
         "train_s": elapsed_s,
         "train_tokens_per_s": stats.metrics["tokens"] / elapsed_s,
     }
-
-
-def encode_traces(
-    traces: Sequence[Trace], tokenizer: PreTrainedTokenizerBase, template: str, max_tokens: int
-) -> list[EncodedTrace]:
-    """Token ids of every trace that fits into `max_tokens`; the log says how many did not.
-
-    Raises ValueError if none fits.
-    """
-    encoded = [
-        (
-            tokenizer.encode(render_prompt(trace.statement, template)),
-            [*tokenizer.encode(trace.response, add_special_tokens=False), tokenizer.eos_token_id],
-        )
-        for trace in traces
-    ]
-    fitting = [pair for pair in encoded if len(pair[0]) + len(pair[1]) <= max_tokens]
-    if len(fitting) < len(encoded):
-        num_long = len(encoded) - len(fitting)
-        log.warning("set aside %d traces of more than %d tokens", num_long, max_tokens)
-    if not fitting:
-        raise ValueError(f"none of {len(traces)} traces fits into {max_tokens} tokens")
-    return fitting
-
-
-def sft_sequences(traces: Sequence[EncodedTrace]) -> list[TrainSequence]:
-    """Sequences of one step, each response token weighted 1 / (response tokens of the step)."""
-    num_tokens = sum(len(response) for _, response in traces)
-    return [
-        TrainSequence(
-            tokens=(*prompt, *response),
-            num_prompt_tokens=len(prompt),
-            logprobs=(),
-            spans=(),
-            advantage=0.0,
-            weight=1.0 / num_tokens,
-        )
-        for prompt, response in traces
-    ]
-
-
-def step_indices(step: int, num_traces: int, batch_size: int, seed: int) -> list[int]:
-    """Which traces `step` trains: epochs, each a permutation of its own, cut into batches."""
-    positions = range(step * batch_size, (step + 1) * batch_size)
-    pairs = [divmod(position, num_traces) for position in positions]
-    return [_permutation(epoch, num_traces, seed)[place] for epoch, place in pairs]
-
-
-@lru_cache(maxsize=2)
-def _permutation(epoch: int, num_traces: int, seed: int) -> list[int]:
-    order = list(range(num_traces))
-    random.Random(f"{seed}/sft/{epoch}").shuffle(order)
-    return order

@@ -30,18 +30,19 @@ from megatron_magistral.trainer.ema import WeightAverage
 from megatron_magistral.trainer.layout import ParallelLayout, check_layout
 from megatron_magistral.trainer.logprobs import Head
 from megatron_magistral.trainer.megatron import (
-    USES_TRANSFORMER_ENGINE,
     MegatronModel,
     MegatronOptimizer,
     destroy_distributed,
     init_distributed,
 )
+from megatron_magistral.trainer.megatron_backend import find_backend
+from megatron_magistral.trainer.megatron_layers import USES_TRANSFORMER_ENGINE
 from megatron_magistral.trainer.objective import Objective
 from megatron_magistral.trainer.reduce import minibatch_sums
 from megatron_magistral.trainer.settings import OptimizerSettings
 from megatron_magistral.types import TrainSequence
 from megatron_magistral.weights.architecture import Architecture, read_architecture
-from megatron_magistral.weights.gather import Bucket, Mesh, gather_hf
+from megatron_magistral.weights.gather import Bucket, Mesh, Reach, gather_hf
 from megatron_magistral.weights.hf_dir import HFWeights, open_weights, write_hf_dir
 from megatron_magistral.weights.names import Param, parameters, shard
 
@@ -97,13 +98,16 @@ class Trainer:
         builds the model of `hf_dir` in `layout` and loads its weights.
 
         `recompute` keeps only layer inputs for the backward pass. `ema_decay` keeps a moving
-        average of the weights. Raises ArchitectureError, LayoutError or WeightsError before any
-        rank waits for another.
+        average of the weights. Raises ArchitectureError, BackendError, LayoutError or WeightsError
+        before any rank waits for another.
         """
+        backend = find_backend()
         arch = read_architecture(hf_dir)
         check_layout(arch, layout)
         weights = open_weights(hf_dir, arch)
         mesh = init_distributed(layout, timeout_s, seed)
+        if dist.get_rank() == 0:
+            backend.announce()
         model = MegatronModel(arch, layout, mesh, dtype, recompute)
         params = parameters(arch, fused_norms=USES_TRANSFORMER_ENGINE)
         _load(model, params, weights)
@@ -170,11 +174,16 @@ class Trainer:
             return self.score(batches, temperature)
 
     def named_hf_buckets(
-        self, bucket_bytes: int, dtype: torch.dtype | None = None
+        self,
+        bucket_bytes: int,
+        dtype: torch.dtype | None = None,
+        reach: Reach = Reach.EVERYONE,
     ) -> Iterator[Bucket]:
-        """The whole model under Hugging Face names, in buckets of about `bucket_bytes` bytes."""
+        """The whole model under Hugging Face names, in buckets of about `bucket_bytes` bytes; see
+        `gather_hf` for who gets them and how long they live."""
         local = dict(self.model.named_parameters())
-        return gather_hf(local, self.params, self.mesh, bucket_bytes, dtype or self.dtype)
+        dtype = dtype or self.dtype
+        return gather_hf(local, self.params, self.mesh, bucket_bytes, dtype, reach=reach)
 
     def save_hf(
         self, target: Path, dtype: torch.dtype | None = None, bucket_bytes: int = 256 << 20
@@ -200,4 +209,4 @@ def _load(model: MegatronModel, params: dict[str, Param], weights: HFWeights) ->
     for name, parameter in model.named_parameters():
         param = params[name]
         sources = [weights[source] for source in param.sources]
-        parameter.copy_(shard(param, sources, model.mesh.tp_rank, model.mesh.tp_size))
+        parameter.copy_(shard(param, sources, *model.mesh.part_of(param)))

@@ -28,11 +28,11 @@ class Family(StrEnum):
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
     MIXTRAL = "mixtral"
+    QWEN2_MOE = "qwen2_moe"
     QWEN3_MOE = "qwen3_moe"
 
 
-# Families with experts can be described and planned for, but the trainer builds dense layers.
-TRAINED_FAMILIES = frozenset({Family.LLAMA, Family.MISTRAL, Family.QWEN2, Family.QWEN3})
+_QKV_BIAS_FAMILIES = frozenset({Family.QWEN2, Family.QWEN2_MOE})
 _QK_NORM_FAMILIES = frozenset({Family.QWEN3, Family.QWEN3_MOE})
 
 
@@ -43,10 +43,19 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Experts:
-    """The feed-forward part of every layer: `num` SwiGLU experts, of which a router picks some."""
+    """The feed-forward part of every layer: `num` SwiGLU experts, of which each token goes to the
+    `top_k` that its router scores highest, and the sum of their outputs by score.
+
+    Scores are a softmax over all experts; where `normalises_scores`, those of the `top_k` are
+    scaled to a sum of 1. A shared expert, if there is one, takes every token; its output is gated
+    by a sigmoid.
+    """
 
     num: int
     ffn_hidden_size: int
+    top_k: int
+    normalises_scores: bool
+    shared_ffn_hidden_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,19 +93,11 @@ def read_architecture(hf_dir: Path) -> Architecture:
     path = hf_dir / "config.json"
     if not path.is_file():
         raise ArchitectureError(f"{path}: no such file; a Hugging Face model directory has one")
-    arch = read_config(path)
-    if arch.family not in TRAINED_FAMILIES:
-        known = ", ".join(sorted(TRAINED_FAMILIES))
-        raise ArchitectureError(
-            f"{path}: model_type={arch.family.value!r} has experts, which the trainer does not "
-            f"build; it trains: {known}"
-        )
-    return arch
+    return read_config(path)
 
 
 def read_config(path: Path) -> Architecture:
-    """The architecture that one `config.json` describes, trained here or not. Raises
-    ArchitectureError."""
+    """The architecture that one `config.json` describes. Raises ArchitectureError."""
     config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
     try:
         return architecture_of(config)
@@ -124,7 +125,7 @@ def architecture_of(config: transformers.PretrainedConfig) -> Architecture:
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
         norm_eps=config.rms_norm_eps,
-        qkv_bias=family is Family.QWEN2,
+        qkv_bias=family in _QKV_BIAS_FAMILIES,
         qk_norm=family in _QK_NORM_FAMILIES,
         tied_embeddings=bool(config.tie_word_embeddings),
         windows=_windows(config),
@@ -137,10 +138,32 @@ def architecture_of(config: transformers.PretrainedConfig) -> Architecture:
 def _experts(family: Family, config: transformers.PretrainedConfig) -> Experts | None:
     match family:
         case Family.MIXTRAL:
-            return Experts(config.num_local_experts, config.intermediate_size)
-        case Family.QWEN3_MOE:
-            return Experts(config.num_experts, config.moe_intermediate_size)
-    return None
+            experts = Experts(
+                num=config.num_local_experts,
+                ffn_hidden_size=config.intermediate_size,
+                top_k=config.num_experts_per_tok,
+                normalises_scores=True,
+            )
+        case Family.QWEN2_MOE | Family.QWEN3_MOE:
+            experts = Experts(
+                num=config.num_experts,
+                ffn_hidden_size=config.moe_intermediate_size,
+                top_k=config.num_experts_per_tok,
+                normalises_scores=config.norm_topk_prob,
+                shared_ffn_hidden_size=getattr(config, "shared_expert_intermediate_size", None),
+            )
+        case _:
+            return None
+    if not 1 <= experts.top_k <= experts.num:
+        raise ArchitectureError(
+            f"num_experts_per_tok={experts.top_k} must be from 1 to the {experts.num} experts"
+        )
+    if experts.top_k == 1 and experts.normalises_scores:
+        raise ArchitectureError(
+            "num_experts_per_tok=1 with normalised scores is not supported: every score is 1, so "
+            "that the router cannot learn"
+        )
+    return experts
 
 
 def _refuse_variants(config: transformers.PretrainedConfig) -> None:
@@ -149,6 +172,7 @@ def _refuse_variants(config: transformers.PretrainedConfig) -> None:
         "hidden_act": ("silu",),
         "attention_bias": (False, None),
         "mlp_bias": (False, None),
+        "qkv_bias": (True, None),  # an option of Qwen2-MoE alone
         "partial_rotary_factor": (1.0, None),
         "decoder_sparse_step": (1, None),  # experts in every layer, or in none
         "mlp_only_layers": ([], None),

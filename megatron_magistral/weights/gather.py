@@ -1,11 +1,15 @@
-"""Full Hugging Face tensors out of tensor- and pipeline-parallel shards, in buckets.
+"""Full Hugging Face tensors out of tensor-, expert- and pipeline-parallel shards, in buckets.
 
-Each pipeline stage gathers a bucket over its tensor-parallel group, then hands it to the other
-stages. Data-parallel replicas do the same side by side, so nothing crosses between them.
+Each pipeline stage gathers a bucket over its tensor-parallel group, takes each run of whole experts
+from the rank of its expert-parallel group that holds them, then hands the bucket to the other
+stages. The groups of a stage do the same side by side, and nothing crosses between them.
 
 The tensors of a bucket lie behind each other in one buffer, ready to be sent (see `flatten`).
 Memory is that buffer and, where tensors are divided, a scratch of a sixteenth of it or of one
 tensor; a tensor larger than a bucket is one by itself.
+
+What is only to be sent need not be everywhere: then the first rank of each stage puts together the
+tensors of its stage and hands them to the first rank of all (see `Reach`).
 """
 
 from __future__ import annotations
@@ -14,12 +18,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magistral.weights.names import Param, Split, local_parts, shard_shape
+from megatron_magistral.weights.buffers import TurnBuffers
+from megatron_magistral.weights.join import Divided, JoinOnFirst
+from megatron_magistral.weights.names import Param, Split, local_parts, local_views, shard_shape
 from megatron_magistral.weights.plan import cut
 
 _SCRATCH_SHARE = 16
@@ -27,7 +35,8 @@ _SCRATCH_SHARE = 16
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank's place in the layout, and the groups that it shares it with."""
+    """This rank's place in the layout, and the groups that it shares it with. An expert-parallel
+    group lies within a pipeline stage, across its tensor- and data-parallel ones."""
 
     tp_rank: int
     tp_size: int
@@ -38,6 +47,14 @@ class Mesh:
     tp_group: dist.ProcessGroup
     pp_group: dist.ProcessGroup
     dp_group: dist.ProcessGroup
+    ep_rank: int = 0
+    ep_size: int = 1
+    ep_group: dist.ProcessGroup | None = None
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the first rank of its pipeline stage."""
+        return self.tp_rank == 0 and self.dp_rank == 0
 
     @property
     def is_last_stage(self) -> bool:
@@ -47,8 +64,21 @@ class Mesh:
         """The global rank of this rank's peer on pipeline stage `stage`."""
         return dist.get_global_rank(self.pp_group, stage)
 
+    def part_of(self, param: Param) -> tuple[int, int]:
+        """Which part of `param` this rank holds, and of how many that it is divided into."""
+        if param.expert is not None and self.ep_size > 1:
+            return 0, 1
+        return self.tp_rank, self.tp_size
+
 
 Bucket = list[tuple[str, Tensor]]
+
+
+class Reach(StrEnum):
+    """Who gets which full tensors."""
+
+    EVERYONE = "everyone"
+    FIRST = "first"  # the first rank of the layout alone: the one that sends
 
 
 @dataclass
@@ -77,6 +107,12 @@ class _Source:
     def local(self, shards: Mapping[str, Tensor], tp_size: int) -> Tensor:
         return local_parts(self.param, shards[self.param.name].detach(), tp_size)[self.index]
 
+    def copy_to(self, target: Tensor, shards: Mapping[str, Tensor]) -> None:
+        """All of it, where this rank holds all: from where it is, without a copy in between."""
+        shard = shards[self.param.name].detach()
+        view = local_views(self.param, shard, tp_size=1)[self.index]
+        target.view(view.shape).copy_(view)
+
     def local_shape(self, tp_size: int) -> torch.Size:
         """The shape of one rank's part, padding rows included."""
         fused = shard_shape(self.param, tp_size)
@@ -92,20 +128,30 @@ def gather_hf(
     bucket_bytes: int,
     dtype: torch.dtype,
     seconds: GatherSeconds | None = None,
+    *,
+    reach: Reach = Reach.EVERYONE,
 ) -> Iterator[Bucket]:
     """Yields lists of (Hugging Face name, full tensor of `dtype`), the same on every rank, in the
     buckets and the order of `gather_plan`.
 
     `local` is this rank's shards by Megatron name. Collective: every rank must iterate it to the
-    end. The tensors are views of a buffer that the next bucket does not reuse. `seconds` is added
-    to; on a GPU that waits for it, so leave it out where time counts.
+    end. The tensors are views of a buffer that no other bucket uses. `seconds` is added to; on a
+    GPU that waits for it, so leave it out where time counts.
+
+    For `reach` FIRST, other ranks get fewer or empty lists, and there are two buffers in turn: a
+    bucket is gone when the one after the next comes.
     """
+    names = [name for name in local if not params[name].is_copy]
+    owners = _expert_owners(names, params, mesh)
+    mine = {*names, *owners}
     held: list[list[str]] = [[] for _ in range(mesh.pp_size)]
-    names = [name for name, param in params.items() if name in local and not param.is_copy]
-    dist.all_gather_object(held, names, group=mesh.pp_group)
-    gather = _Gather(local, mesh, bucket_bytes // _SCRATCH_SHARE, dtype, seconds or GatherSeconds())
+    dist.all_gather_object(held, [name for name in params if name in mine], group=mesh.pp_group)
+    scratch_bytes = bucket_bytes // _SCRATCH_SHARE
+    gather = _Gather(local, mesh, scratch_bytes, dtype, owners, seconds or GatherSeconds(), reach)
     gather.synchronises = seconds is not None
     for stage, stage_names in enumerate(held):
+        if reach is Reach.FIRST and not _takes_part(mesh, stage):
+            continue
         sources = [
             _Source(params[name], i)
             for name in stage_names
@@ -115,42 +161,112 @@ def gather_hf(
             yield gather.bucket(stage, bucket)
 
 
+def _takes_part(mesh: Mesh, stage: int) -> bool:
+    """Whether this rank helps to bring the tensors of `stage` to the first one. Data-parallel
+    copies hold the same, unless experts are spread over them."""
+    if stage != mesh.pp_rank:
+        return mesh.is_leader and mesh.pp_rank == 0
+    return mesh.dp_rank == 0 or mesh.ep_size > 1
+
+
+def _expert_owners(names: Sequence[str], params: Mapping[str, Param], mesh: Mesh) -> dict[str, int]:
+    """Which rank of the expert-parallel group holds each expert's parameters, on this rank's
+    stage; none where experts are not spread over ranks."""
+    if mesh.ep_size == 1:
+        return {}
+    everyone: list[list[str]] = [[] for _ in range(mesh.ep_size)]
+    mine = [name for name in names if params[name].expert is not None]
+    dist.all_gather_object(everyone, mine, group=mesh.ep_group)
+    return {name: rank for rank, theirs in enumerate(everyone) for name in theirs}
+
+
 @dataclass
 class _Gather:
     local: Mapping[str, Tensor]
     mesh: Mesh
     scratch_bytes: int
     dtype: torch.dtype
+    owners: Mapping[str, int]
     seconds: GatherSeconds
+    reach: Reach
     synchronises: bool = False
+
+    def __post_init__(self) -> None:
+        self._buffers = TurnBuffers(self._device)
 
     def bucket(self, stage: int, sources: Sequence[_Source]) -> Bucket:
         sizes = [source.shape.numel() for source in sources]
-        flat = torch.empty(sum(sizes), dtype=self.dtype, device=self._device)
+        flat = self._buffer(sum(sizes))
         targets = [t.view(s.shape) for t, s in zip(flat.split(sizes), sources, strict=True)]
         named = list(zip(sources, targets, strict=True))
         if stage == self.mesh.pp_rank:
             self._fill(named)
-        if self.mesh.pp_size > 1:
+            self._share_experts(flat, sources)
+        if self.reach is Reach.FIRST:
+            if not self.mesh.is_leader:
+                return []
+            self._hand_to_first(stage, flat)
+        elif self.mesh.pp_size > 1:
             with self._timed("wire_s"):
                 dist.broadcast(flat, src=self.mesh.stage_rank(stage), group=self.mesh.pp_group)
         return [(source.name, target) for source, target in named]
 
+    def _hand_to_first(self, stage: int, flat: Tensor) -> None:
+        """From the leader of `stage` to that of the first one."""
+        if stage == 0:
+            return
+        with self._timed("wire_s"):
+            if self.mesh.pp_rank == 0:
+                dist.recv(flat, src=self.mesh.stage_rank(stage), group=self.mesh.pp_group)
+            else:
+                dist.send(flat, dst=self.mesh.stage_rank(0), group=self.mesh.pp_group)
+
+    def _buffer(self, num_elements: int) -> Tensor:
+        """[num_elements], new unless it is only to be sent."""
+        if self.reach is Reach.EVERYONE:
+            return torch.empty(num_elements, dtype=self.dtype, device=self._device)
+        if not self.mesh.is_leader and self.mesh.ep_size == 1:
+            return torch.empty(num_elements, dtype=self.dtype, device="meta")
+        return self._buffers.take(num_elements, self.dtype)
+
     def _fill(self, named: Sequence[tuple[_Source, Tensor]]) -> None:
-        tp_size = self.mesh.tp_size
+        """With all that is replicated or divided over tensor-parallel ranks, and with the experts
+        that this rank holds."""
+        named = [(source, target) for source, target in named if source.param.name in self.local]
         divided = [
             (source, target)
             for source, target in named
-            if tp_size > 1 and source.param.split is not Split.REPLICATED
+            if self.mesh.part_of(source.param)[1] > 1 and source.param.split is not Split.REPLICATED
         ]
         is_divided = {source.name for source, _ in divided}
         with self._timed("convert_s"):
             for source, target in named:
                 if source.name not in is_divided:
-                    target.copy_(source.local(self.local, tp_size))
-        scratch = cut(divided, lambda item: item[1].nbytes, self.scratch_bytes)
-        for group in scratch:
+                    source.copy_to(target, self.local)
+        groups = cut(divided, lambda item: item[1].nbytes, self.scratch_bytes)
+        if self.reach is Reach.FIRST:
+            self._join_on_first(groups)
+            return
+        for group in groups:
             self._fill_divided(group)
+
+    def _join_on_first(self, groups: Iterator[list[tuple[_Source, Tensor]]]) -> None:
+        """As `_fill_divided`, but for the first rank of the group alone."""
+        tp_size = self.mesh.tp_size
+        with self._timed("wire_s"):
+            join = JoinOnFirst(self.mesh.tp_group)
+            for group in groups:
+                join.start(
+                    [
+                        Divided(
+                            source.local(self.local, tp_size),
+                            target,
+                            axis=int(source.param.split is Split.COLUMNS),
+                        )
+                        for source, target in group
+                    ]
+                )
+            join.finish()
 
     def _fill_divided(self, group: Sequence[tuple[_Source, Tensor]]) -> None:
         """One collective for all tensors of the group."""
@@ -167,6 +283,18 @@ class _Gather:
             for (source, target), columns in zip(group, everyone.split(sizes, dim=1), strict=True):
                 parts = [row.view(source.local_shape(tp_size)) for row in columns]
                 _join(parts, target, axis=int(source.param.split is Split.COLUMNS))
+
+    def _share_experts(self, flat: Tensor, sources: Sequence[_Source]) -> None:
+        """One broadcast for each run of experts that one rank holds."""
+        begin = 0
+        for owner, run in groupby(sources, lambda source: self.owners.get(source.param.name)):
+            end = begin + sum(source.shape.numel() for source in run)
+            if owner is not None:
+                assert self.mesh.ep_group is not None
+                root = dist.get_global_rank(self.mesh.ep_group, owner)
+                with self._timed("wire_s"):
+                    dist.broadcast(flat[begin:end], src=root, group=self.mesh.ep_group)
+            begin = end
 
     @property
     def _device(self) -> torch.device:

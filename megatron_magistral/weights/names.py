@@ -11,12 +11,16 @@ Megatron fuses q, k, v into one matrix and gate, up into another:
 so a shard is a contiguous piece of neither Hugging Face tensor. RoPE needs no permutation:
 both rotate the two halves of a head.
 
+A layer's experts are dealt to expert-parallel ranks in equal runs, and are then whole there; where
+that is one rank, each expert is divided over the tensor-parallel ranks like any feed-forward part.
+
 Shapes: H hidden size, F feed-forward size (of one expert), V vocabulary, A attention heads,
 K kv heads of size D, E experts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -66,6 +70,12 @@ class _ExpertNames:
     down: str
 
 
+_QWEN_EXPERT_NAMES = _ExpertNames(
+    "mlp.gate.weight",
+    "mlp.experts.{}.gate_proj.weight",
+    "mlp.experts.{}.up_proj.weight",
+    "mlp.experts.{}.down_proj.weight",
+)
 _EXPERT_NAMES = {
     Family.MIXTRAL: _ExpertNames(
         "block_sparse_moe.gate.weight",
@@ -73,13 +83,29 @@ _EXPERT_NAMES = {
         "block_sparse_moe.experts.{}.w3.weight",
         "block_sparse_moe.experts.{}.w2.weight",
     ),
-    Family.QWEN3_MOE: _ExpertNames(
-        "mlp.gate.weight",
-        "mlp.experts.{}.gate_proj.weight",
-        "mlp.experts.{}.up_proj.weight",
-        "mlp.experts.{}.down_proj.weight",
-    ),
+    Family.QWEN2_MOE: _QWEN_EXPERT_NAMES,
+    Family.QWEN3_MOE: _QWEN_EXPERT_NAMES,
 }
+
+
+# A local expert of Megatron's: as a module of its own, or as a row of a grouped multiplication.
+_SEQUENTIAL = re.compile(r"experts\.local_experts\.(\d+)\.(linear_fc\d\.weight)")
+_GROUPED = re.compile(r"experts\.(linear_fc\d\.weight)(\d+)")
+
+
+def name_in_model(name: str, layers: Sequence[int], first_expert: int) -> str:
+    """A parameter's name in the whole model, from its name in one chunk of it: layer i there is
+    layer `layers[i]`, and expert 0 of a layer is expert `first_expert`."""
+    if not name.startswith("decoder.layers."):
+        return name
+    index, rest = name.removeprefix("decoder.layers.").split(".", 1)
+
+    def numbered(expert: str, parameter: str) -> str:
+        return f"experts.local_experts.{first_expert + int(expert)}.{parameter}"
+
+    rest = _SEQUENTIAL.sub(lambda match: numbered(match[1], match[2]), rest)
+    rest = _GROUPED.sub(lambda match: numbered(match[2], match[1]), rest)
+    return f"decoder.layers.{layers[int(index)]}.{rest}"
 
 
 def padded_vocab_size(vocab_size: int, tp_size: int) -> int:
@@ -148,13 +174,17 @@ def _feed_forward(arch: Architecture, fused_norms: bool) -> Iterator[Param]:
         names = tuple(f"mlp.{x}_proj.weight" for x in ("gate", "up", "down"))
         yield from _swiglu("mlp.", names, H, arch.ffn_hidden_size)
         return
-    table = _EXPERT_NAMES[arch.family]
-    yield Param("mlp.router.weight", (table.router,), ((arch.experts.num, H),), Split.REPLICATED)
-    for e in range(arch.experts.num):
+    table, experts = _EXPERT_NAMES[arch.family], arch.experts
+    yield Param("mlp.router.weight", (table.router,), ((experts.num, H),), Split.REPLICATED)
+    for e in range(experts.num):
         names = tuple(name.format(e) for name in (table.gate, table.up, table.down))
-        ours = f"mlp.experts.local_experts.{e}."
-        for param in _swiglu(ours, names, H, arch.experts.ffn_hidden_size):
+        for param in _swiglu(f"mlp.experts.local_experts.{e}.", names, H, experts.ffn_hidden_size):
             yield replace(param, expert=e)
+    if experts.shared_ffn_hidden_size is not None:
+        names = tuple(f"mlp.shared_expert.{x}_proj.weight" for x in ("gate", "up", "down"))
+        yield from _swiglu("mlp.shared_experts.", names, H, experts.shared_ffn_hidden_size)
+        gate = ("mlp.shared_expert_gate.weight",)
+        yield Param("mlp.shared_experts.gate_weight", gate, ((1, H),), Split.REPLICATED)
 
 
 def _swiglu(ours: str, theirs: Sequence[str], H: int, F: int) -> Iterator[Param]:
@@ -211,13 +241,20 @@ def local_parts(param: Param, shard: Tensor, tp_size: int) -> list[Tensor]:
     """What the part of one of `tp_size` ranks holds of each Hugging Face tensor of `param`, in the
     order of `param.sources`. The parts of all ranks follow each other in the whole tensor, along
     its columns where `split` is COLUMNS and along its rows elsewhere."""
+    views = local_views(param, shard, tp_size)
+    return [v.flatten(0, 1) if v.dim() > shard.dim() else v for v in views]
+
+
+def local_views(param: Param, shard: Tensor, tp_size: int) -> list[Tensor]:
+    """`local_parts` as views of `shard`; of a QKV parameter the rows are divided into groups,
+    which lie apart: [groups, rows of a group, ...]."""
     match param.split:
         case Split.REPLICATED | Split.COLUMNS | Split.VOCABULARY:
             return [shard]
         case Split.QKV:
             rows = [shape[0] // param.num_groups for shape in param.shapes]
             grouped = shard.reshape(param.num_groups // tp_size, sum(rows), *shard.shape[1:])
-            return [t.flatten(0, 1) for t in grouped.split(rows, dim=1)]
+            return list(grouped.split(rows, dim=1))
         case Split.GATE_UP:
             return list(shard.chunk(2))
 

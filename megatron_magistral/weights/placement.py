@@ -29,12 +29,8 @@ ENGINE_VOCABULARY_MULTIPLE = 64  # sglang.srt.layers.vocab_parallel_embedding
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerLayout(ParallelLayout):
-    """The trainer's ranks, experts included: `ep` ranks share the experts of a layer, and `etp`
-    tensor-parallel ranks each expert. Ranks are numbered as Megatron does (tp, dp, pp from the
-    fastest to the slowest; etp, ep, the rest, pp for experts)."""
-
-    ep: int = 1
-    etp: int = 1
+    """The trainer's ranks, numbered as Megatron does: tp, dp, pp from the fastest to the slowest;
+    etp, ep, the rest, pp for experts."""
 
     @property
     def dense_copies(self) -> int:
@@ -117,7 +113,6 @@ def check_layouts(arch: Architecture, trainer: TrainerLayout, generator: Generat
         problems.append(str(error))
     tp, kv_heads = generator.tp, arch.num_kv_heads
     rules = [
-        (trainer.tp * trainer.dp, trainer.etp * trainer.ep, "ranks of a stage", "etp x ep"),
         (arch.num_heads, tp, "attention heads", "generator tp"),
         (tp, generator.ep, "ranks of a generator", "generator ep"),
     ]
@@ -126,8 +121,6 @@ def check_layouts(arch: Architecture, trainer: TrainerLayout, generator: Generat
     else:
         num, size = arch.experts.num, arch.experts.ffn_hidden_size
         rules += [
-            (num, trainer.ep, "experts", "trainer ep"),
-            (size, trainer.etp, "columns of an expert", "trainer etp"),
             (num, generator.ep, "experts", "generator ep"),
             (size, max(1, tp // generator.ep), "columns of an expert", "generator tp / ep"),
         ]
@@ -151,7 +144,7 @@ def tensors(arch: Architecture, layout: TrainerLayout) -> list[PlacedTensor]:
         tensor
         for param in parameters(arch).values()
         if not param.is_copy
-        for tensor in _placed(param, _stage(param, arch, layout), arch)
+        for tensor in _placed(param, stage_of(param, arch, layout), arch)
     ]
     return sorted(placed, key=lambda tensor: tensor.stage)  # stable
 
@@ -170,8 +163,9 @@ def _placed(param: Param, stage: int, arch: Architecture) -> Iterator[PlacedTens
         yield PlacedTensor(name, shape, param.split, axis, stage, param.expert, parts)
 
 
-def _stage(param: Param, arch: Architecture, layout: TrainerLayout) -> int:
-    """Layers are dealt to stages in `vpp` rounds; the ends of the model go with their neighbour."""
+def stage_of(param: Param, arch: Architecture, layout: ParallelLayout) -> int:
+    """The pipeline stage that holds `param`: layers are dealt to stages in `vpp` rounds; the ends
+    of the model go with their neighbour."""
     if param.name.startswith("decoder.layers."):
         layers_per_chunk = arch.num_layers // (layout.pp * layout.vpp)
         return int(param.name.split(".")[2]) // layers_per_chunk % layout.pp

@@ -85,7 +85,7 @@ PRESETS = {
         num_kv_heads=8,
         head_dim=128,
         vocab_size=131_072,
-        experts=Experts(num=256, ffn_hidden_size=2048),
+        experts=Experts(num=256, ffn_hidden_size=2048, top_k=8, normalises_scores=True),
     ),
 }
 

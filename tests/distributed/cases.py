@@ -26,6 +26,7 @@ from megatron_magistral.trainer.settings import OptimizerSettings
 from megatron_magistral.trainer.step import StepStats, Trainer
 from megatron_magistral.types import TrainSequence
 from megatron_magistral.weights.gather import gather_hf
+from tests.trainer.models import by_checkpoint_name
 
 OBJECTIVE = PolicyObjective(
     AlgorithmSettings(eps_low=0.2, eps_high=0.3, entropy_coef=0.01), temperature=0.7
@@ -107,11 +108,12 @@ def _in_order(
 def gradients(t: Trainer) -> dict[str, Tensor]:
     """The gradient that the optimizer sees, unclipped, under Hugging Face names."""
     for chunk in t.model.chunks:
-        for buffer in chunk.buffers:
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            group = buffer.data_parallel_group
             for bucket in buffer.buckets:
                 # The distributed optimizer reduces to each rank its own part of the buffer.
-                part = bucket.grad_data.view(t.mesh.dp_size, -1)[t.mesh.dp_rank].clone()
-                dist.all_gather_into_tensor(bucket.grad_data, part, group=t.mesh.dp_group)
+                part = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
+                dist.all_gather_into_tensor(bucket.grad_data, part, group=group)
     local = {name: p.main_grad for name, p in t.model.named_parameters()}
     buckets = gather_hf(local, t.params, t.mesh, 1 << 30, torch.float32)
     return {name: tensor.clone() for bucket in buckets for name, tensor in bucket}
@@ -159,7 +161,8 @@ def reference(model: Any, sequences: Sequence[TrainSequence]) -> Reference:
         scores.append(logprobs.detach())
     loss.backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters()}
-    return Reference(torch.cat(logits), scores, grads, loss.item())
+    named = by_checkpoint_name(model.config.model_type, grads)
+    return Reference(torch.cat(logits), scores, named, loss.item())
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

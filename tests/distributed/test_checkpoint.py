@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import FileSystemWriter
 
 from megatron_magistral.config_stages import CheckpointConfig
-from megatron_magistral.trainer.checkpoint import Checkpointer
+from megatron_magistral.trainer.checkpoint import Checkpointer, StopRequested
 from megatron_magistral.trainer.checkpoint_files import CheckpointError, CheckpointFolder
 from megatron_magistral.trainer.layout import ParallelLayout
 from megatron_magistral.trainer.megatron import destroy_distributed, destroy_model_parallel
@@ -46,6 +46,9 @@ TP, PP, DP = ParallelLayout(tp=2), ParallelLayout(pp=2), ParallelLayout(dp=2)
 VPP = ParallelLayout(pp=2, vpp=2)
 ROUTES = [(TP, TP), (PP, PP), (DP, DP), (TP, PP), (PP, DP), (DP, VPP), (VPP, TP)]
 TIED_ROUTES = [(PP, PP), (TP, PP)]
+EP, TP_EP = ParallelLayout(dp=2, ep=2), ParallelLayout(tp=2, ep=2)
+EXPERT_ROUTES = [(EP, EP), (EP, DP)]
+MORE_EXPERT_ROUTES = [(TP_EP, TP_EP), (DP, TP_EP), (TP, EP), (PP, EP), (EP, TP), (TP_EP, VPP)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def go_on(t: Trainer, checkpoints: Checkpointer, first: int, num_steps: int) -> 
     stats = []
     for number in range(first, first + num_steps):
         stats.append(step(t, number))
-        checkpoints.step_done(Progress(number + 1, 10 * (number + 1)))
+        checkpoints.step_done(Progress(number + 1))
     weights = full_weights(t)
     assert t.average is not None
     with t.average.swapped_in():
@@ -124,7 +127,7 @@ def routes(
         t = make_trainer(hf_dir, second, dtype, seed=1)
         checkpoints = make_checkpointer(t, folder)
         progress = checkpoints.restore()
-        assert progress == Progress(NUM_BEFORE, 10 * NUM_BEFORE)
+        assert progress == Progress(NUM_BEFORE)
         found.append((straight, go_on(t, checkpoints, progress.next_step, NUM_AFTER)))
         checkpoints.wait()
         destroy_model_parallel()
@@ -171,6 +174,10 @@ def check_routes(
     [
         pytest.param("qwen2", False, ROUTES, id="untied"),
         pytest.param("llama", True, TIED_ROUTES, id="tied", marks=pytest.mark.slow),
+        pytest.param("mixtral", False, EXPERT_ROUTES, id="experts"),
+        pytest.param(
+            "qwen2_moe", True, MORE_EXPERT_ROUTES, id="more experts", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_steps_after_a_resume_are_those_of_never_having_stopped(
@@ -311,3 +318,27 @@ def test_a_torn_file_is_one_error_on_all_ranks(troubles):
     for found in troubles:
         assert found["torn"] == troubles[0]["torn"]
         assert re.search(r"__1_0\.distcp: has \d+ bytes; \d+ were written", found["torn"])
+
+
+def asked_to_stop(hf_dir: Path, root: Path) -> tuple[int, str, int | None]:
+    """The step after which a rank stopped, what it said, and the latest checkpoint then."""
+    t, folder, stop = make_trainer(hf_dir, TP), CheckpointFolder(root / "c"), root / "stop"
+    training: dict[str, Any] = {}
+    config = CheckpointConfig()
+    checkpoints = Checkpointer(t, folder, config, every_steps=0, training=training, stop=stop)
+    try:
+        for number in range(9):
+            if number == 2 and dist.get_rank() == 0:
+                stop.touch()
+            step(t, number)
+            checkpoints.step_done(Progress(number + 1))
+    except StopRequested as stopped:
+        destroy_distributed()
+        return number, str(stopped), folder.latest()
+    raise AssertionError("nobody stopped")
+
+
+def test_a_run_that_is_asked_to_stop_saves_after_the_step_on_every_rank(tmp_path: Path) -> None:
+    hf_dir = save(hf_model("llama"), tmp_path / "model")
+    found = run_ranks(asked_to_stop, 2, hf_dir, tmp_path, timeout_s=600)
+    assert found == [(2, "asked to stop: saved after step 3", 3)] * 2

@@ -1,16 +1,30 @@
-"""Every layout computes what `transformers` computes, and what every other layout computes."""
+"""Every layout computes what `transformers` computes, and what every other layout computes.
+
+More layouts of mixtures of experts, on two and four ranks:
+
+    pytest -m slow tests/distributed/test_layouts.py
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from megatron_magistral.algorithm.collate import collate
 from megatron_magistral.trainer.layout import ParallelLayout
 from megatron_magistral.trainer.megatron import destroy_distributed
 from megatron_magistral.types import TrainSequence
-from tests.distributed.cases import Outcome, Reference, one_step, reference, relative_error
+from tests.distributed.cases import (
+    Outcome,
+    Reference,
+    one_step,
+    reference,
+    relative_error,
+    share,
+)
 from tests.distributed.ranks import run_ranks
 from tests.trainer.models import hf_model, random_sequences, save
 
@@ -22,25 +36,87 @@ MODELS = {
     "mistral": ("mistral", False),
     "qwen2-tied": ("qwen2", True),
     "qwen3": ("qwen3", False),
+    "mixtral": ("mixtral", False),
+    "qwen2_moe-tied": ("qwen2_moe", True),
+    "qwen3_moe": ("qwen3_moe", False),
 }
+DENSE = ("llama", "llama-tied", "mistral", "qwen2-tied", "qwen3")
+EXPERTS = ("mixtral", "qwen2_moe-tied", "qwen3_moe")
 
-# (layout, token budget of a microbatch): the budget changes how sequences are cut.
-CASES: dict[int, list[tuple[ParallelLayout, int]]] = {
-    1: [(ParallelLayout(), 40), (ParallelLayout(), 64), (ParallelLayout(), 400)],
-    2: [
-        (ParallelLayout(tp=2), 64),
-        (ParallelLayout(tp=2, sequence_parallel=False), 64),
-        (ParallelLayout(pp=2), 64),
-        (ParallelLayout(pp=2, vpp=2), 64),
-        (ParallelLayout(dp=2), 40),
-    ],
-    4: [
-        (ParallelLayout(tp=2, pp=2), 64),
-        (ParallelLayout(tp=2, pp=2, vpp=2), 64),
-        (ParallelLayout(tp=2, dp=2), 64),
-        (ParallelLayout(pp=2, dp=2), 40),
-        (ParallelLayout(tp=4), 64),
-    ],
+Cases = list[tuple[ParallelLayout, int]]
+"""(layout, token budget of a microbatch): the budget changes how sequences are cut."""
+
+UNEVEN = 68
+"""The budget at which one of two replicas needs two microbatches and the other one."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """These models in these layouts, all of `num_ranks` ranks."""
+
+    num_ranks: int
+    models: tuple[str, ...]
+    cases: Cases
+
+
+SWEEPS = {
+    "1-ranks": Sweep(
+        1, DENSE, [(ParallelLayout(), 40), (ParallelLayout(), 64), (ParallelLayout(), 400)]
+    ),
+    "2-ranks": Sweep(
+        2,
+        DENSE,
+        [
+            (ParallelLayout(tp=2), 64),
+            (ParallelLayout(tp=2, sequence_parallel=False), 64),
+            (ParallelLayout(pp=2), 64),
+            (ParallelLayout(pp=2, vpp=2), 64),
+            (ParallelLayout(dp=2), 40),
+        ],
+    ),
+    # Four ranks add combinations of layouts, not of families.
+    "4-ranks": Sweep(
+        4,
+        ("llama", "qwen2-tied"),
+        [
+            (ParallelLayout(tp=2, pp=2), 64),
+            (ParallelLayout(tp=2, pp=2, vpp=2), 64),
+            (ParallelLayout(tp=2, dp=2), 64),
+            (ParallelLayout(pp=2, dp=2), 40),
+            (ParallelLayout(tp=4), 64),
+        ],
+    ),
+    "1-ranks-experts": Sweep(1, EXPERTS, [(ParallelLayout(), 40), (ParallelLayout(), 400)]),
+    "2-ranks-experts": Sweep(
+        2,
+        ("mixtral", "qwen2_moe-tied"),
+        [(ParallelLayout(dp=2, ep=2), UNEVEN), (ParallelLayout(tp=2, ep=2), 64)],
+    ),
+}
+SLOW_SWEEPS = {
+    "2-ranks-experts-not-spread": Sweep(
+        2,
+        EXPERTS,
+        [
+            (ParallelLayout(tp=2), 64),
+            (ParallelLayout(pp=2), 64),
+            (ParallelLayout(pp=2, vpp=2), 64),
+            (ParallelLayout(dp=2), UNEVEN),
+        ],
+    ),
+    "4-ranks-experts": Sweep(
+        4,
+        EXPERTS,
+        [
+            (ParallelLayout(pp=2, dp=2, ep=2), UNEVEN),
+            (ParallelLayout(pp=2, dp=2, vpp=2, ep=2), UNEVEN),
+            (ParallelLayout(tp=2, pp=2, ep=2), 64),
+            (ParallelLayout(tp=2, dp=2, ep=2), UNEVEN),
+            (ParallelLayout(tp=2, dp=2, ep=4), UNEVEN),
+            (ParallelLayout(dp=4, ep=2), 40),
+            (ParallelLayout(tp=2, dp=2), 64),
+        ],
+    ),
 }
 
 # An odd number, so that replicas differ in sequences and in microbatches.
@@ -48,7 +124,7 @@ SEQUENCES = random_sequences([(3, 12), (1, 30), (9, 1), (5, 20), (2, 33), (7, 4)
 
 
 def _all_outcomes(
-    dirs: dict[str, Path], cases: list[tuple[ParallelLayout, int]], sequences: list[TrainSequence]
+    dirs: dict[str, Path], cases: Cases, sequences: list[TrainSequence]
 ) -> dict[tuple[str, int], Outcome]:
     outcomes = {
         (name, case): one_step(hf_dir, layout, sequences, max_tokens)
@@ -69,17 +145,18 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path
     return found
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda n: f"{n}-ranks")
+@pytest.fixture(
+    scope="module",
+    params=[*SWEEPS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_SWEEPS)],
+)
 def outcomes(
     request: pytest.FixtureRequest, references: dict[str, tuple[Path, Reference]]
 ) -> list[tuple[str, Outcome, Reference]]:
-    # Four ranks add combinations of layouts, not of families.
-    names = MODELS if request.param < 4 else ("llama", "qwen2-tied")
-    dirs = {name: references[name][0] for name in names}
-    cases = CASES[request.param]
-    results = run_ranks(_all_outcomes, request.param, dirs, cases, SEQUENCES, timeout_s=150)
+    sweep = (SWEEPS | SLOW_SWEEPS)[request.param]
+    dirs = {name: references[name][0] for name in sweep.models}
+    results = run_ranks(_all_outcomes, sweep.num_ranks, dirs, sweep.cases, SEQUENCES, timeout_s=400)
     return [
-        (f"{name} in {cases[case]}", outcome, references[name][1])
+        (f"{name} in {sweep.cases[case]}", outcome, references[name][1])
         for (name, case), outcome in results[0].items()
     ]
 
@@ -138,3 +215,11 @@ def test_every_rank_reports_the_same_metrics(
         assert outcome.stats[0].metrics["num_tokens"] == sum(
             s.num_output_tokens for s in SEQUENCES
         ), case
+
+
+def test_at_the_uneven_budget_replicas_differ_in_their_number_of_microbatches() -> None:
+    counts = [
+        len(collate([len(s.tokens) for s in share(SEQUENCES, replica, 2)], UNEVEN))
+        for replica in range(2)
+    ]
+    assert counts == [2, 1]

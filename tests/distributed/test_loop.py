@@ -1,4 +1,4 @@
-"""The switches of the algorithm, through the trainer: one rank, two optimizer steps on a batch."""
+"""Two optimizer steps on a batch: the switches of the algorithm, and a mixture of experts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from megatron_magistral.config_stages import RlConfig
 from megatron_magistral.trainer.layout import ParallelLayout
 from megatron_magistral.trainer.loop import train_batch
 from megatron_magistral.trainer.megatron import destroy_distributed
-from megatron_magistral.trainer.step import StepStats
+from megatron_magistral.trainer.step import StepStats, StepStatus
 from megatron_magistral.types import Batch, Minibatch
 from tests.distributed.cases import trainer
 from tests.distributed.ranks import run_ranks
@@ -90,3 +92,36 @@ def test_the_average_is_that_before_the_first_step_of_the_batch(stats):
     first, second = stats["kl"]
     assert first.metrics["kl_ema"] == pytest.approx(0.0, abs=1e-6)
     assert second.metrics["kl_ema"] > 1e-6
+
+
+def _run_experts(hf_dir: Path) -> list[tuple[list[StepStats], dict[str, Tensor]]]:
+    """The batch on two replicas, with each layer's experts on both, and spread over them."""
+    config = _config(recompute_old_logprobs=True)
+    settings = config.algorithm.settings(config.num_minibatches)
+    found = []
+    for layout in (ParallelLayout(dp=2), ParallelLayout(dp=2, ep=2)):
+        with trainer(hf_dir, layout) as t:
+            mine = tuple(
+                Minibatch((minibatch.sequences[t.mesh.dp_rank],), (t.mesh.dp_rank,))
+                for minibatch in BATCH.minibatches
+            )
+            stats = train_batch(t, Batch(0, mine, ()), settings, config)
+            weights = {name: w.clone() for b in t.named_hf_buckets(1 << 30) for name, w in b}
+            found.append((stats, weights))
+    destroy_distributed()
+    return found
+
+
+def test_a_batch_trains_spread_experts_as_it_trains_whole_ones(tmp_path: Path) -> None:
+    hf_dir = save(hf_model("qwen3_moe"), tmp_path / "model")
+    before = load_file(hf_dir / "model.safetensors")
+    for (whole, want), (spread, got) in run_ranks(_run_experts, 2, hf_dir):
+        assert [s.status for s in spread] == [StepStatus.UPDATED] * 2
+        for mine, other in zip(spread, whole, strict=True):
+            assert mine.metrics == pytest.approx(other.metrics, rel=1e-4, abs=1e-6)
+            assert mine.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+        assert got.keys() == want.keys() == before.keys()
+        for name, w in want.items():
+            # Steps of 1e-2, whatever the gradient: rounding may turn those of the tiniest.
+            assert (got[name] - w).abs().mean() < 1e-6, name
+            assert (w - before[name]).abs().mean() > 1e-3, name

@@ -27,7 +27,7 @@ from tests.weights.test_transfer import UPDATE_PATHS
 pytestmark = pytest.mark.distributed
 
 VOCAB_SIZE = 512
-SETTINGS = PublishSettings(fleet=FleetSettings(alive_s=2.0, restart_s=2.0))
+SETTINGS = PublishSettings(fleet=FleetSettings(alive_s=2.0, wait_s=2.0))
 CONFIG: Any = SimpleNamespace(
     rl=SimpleNamespace(weight_bucket_mib=0.1, microbatch_tokens=64),
     data=SimpleNamespace(prompt_file=None),
@@ -46,8 +46,9 @@ class FakeFeed:
 
     def wait_ready(self, timeout_s: float) -> None: ...
 
-    def begin_update(self, version: int) -> None:
+    def begin_update(self, version: int) -> list[str]:
         self.begun.append(version)
+        return []
 
     def end_update(self, version: int, engines: list[str]) -> None:
         self.ended.append((version, engines))
@@ -91,15 +92,30 @@ def _publish(hf_dir: Path, layout: ParallelLayout, faults: list[dict[str, Fault]
     return Published(metrics, error, serving, gathered, held)
 
 
-@pytest.fixture(scope="module")
-def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = save(hf_model("llama", vocab_size=VOCAB_SIZE), tmp_path_factory.mktemp("m") / "m")
+def _model_directory(family: str, directory: Path) -> Path:
+    save(hf_model(family, vocab_size=VOCAB_SIZE), directory)
     build_tokenizer([load_template()], VOCAB_SIZE).save_pretrained(directory)
     return directory
 
 
-@pytest.mark.parametrize("layout", [ParallelLayout(tp=2), ParallelLayout(pp=2)], ids=["tp2", "pp2"])
-def test_every_engine_gets_the_weights_that_the_ranks_hold(hf_dir: Path, layout) -> None:
+@pytest.fixture(scope="module")
+def hf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _model_directory("llama", tmp_path_factory.mktemp("m") / "m")
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("llama", ParallelLayout(tp=2)),
+        ("llama", ParallelLayout(pp=2)),
+        ("mixtral", ParallelLayout(dp=2, ep=2)),
+    ],
+    ids=["tp2", "pp2", "ep2"],
+)
+def test_every_engine_gets_the_weights_that_the_ranks_hold(
+    tmp_path: Path, family: str, layout: ParallelLayout
+) -> None:
+    hf_dir = _model_directory(family, tmp_path / "model")
     first, other = run_ranks(_publish, 2, hf_dir, layout, [{}, {}])
     assert first.serving == [(0, [0, 1]), (1, [0, 1]), (2, [0, 1])]
     assert other.metrics == [{}, {}, {}]

@@ -118,7 +118,7 @@ class Controller:
         self.calls.append(("publish", version))
         return {}
 
-    def pull(self, step: int, data_rank: int) -> Batch:
+    def pull(self, step: int, data_rank: int, num_updates: int) -> Batch:
         self.calls.append(("pull", step))
         sequences = tuple(random_sequences([(3, 12), (1, 10)], seed=step))
         # Two groups a step, of which one in three admitted is dropped.
@@ -161,19 +161,19 @@ def rl_interrupted_and_not(hf_dir: Path, root: Path) -> tuple[Controller, list[C
     return straight, parts
 
 
-def test_rl_goes_on_with_the_weights_the_step_and_the_group_that_come_next(tmp_path: Path) -> None:
+def test_rl_goes_on_with_the_weights_and_the_step_that_come_next(tmp_path: Path) -> None:
     hf_dir = save(hf_model("llama"), tmp_path / "model")
     ((straight, (first, second, third)),) = run_ranks(
         rl_interrupted_and_not, 1, hf_dir, tmp_path, timeout_s=300
     )
-    assert first.calls[:3] == [("start", Progress(0, 0)), ("publish", 0), ("pull", 0)]
+    assert first.calls[:3] == [("start", Progress(0)), ("publish", 0), ("pull", 0)]
     n = INTERRUPTED_AT
     assert second.calls[:4] == [
-        ("start", Progress(n, 3 * (n - 1) + 2)),
+        ("start", Progress(n)),
         ("publish", n),
         ("pull", n),
         ("publish", n + 1),
     ]
     assert first.losses + second.losses == straight.losses
-    last = Progress(NUM_STEPS, 3 * (NUM_STEPS - 1) + 2)
+    last = Progress(NUM_STEPS)
     assert third.calls == [("start", last), ("publish", NUM_STEPS)]

@@ -18,11 +18,12 @@ from megatron_magistral.trainer.step import StepStats, StepStatus, Trainer
 from megatron_magistral.weights.hf_dir import WeightsError
 from tests.distributed.cases import OBJECTIVE, reference, relative_error, share, trainer
 from tests.distributed.ranks import run_ranks
-from tests.trainer.models import hf_model, random_sequences, save
+from tests.trainer.models import by_checkpoint_name, hf_model, random_sequences, save
 
 pytestmark = pytest.mark.distributed
 
 LAYOUTS = [ParallelLayout(tp=2), ParallelLayout(pp=2), ParallelLayout(dp=2)]
+EXPERT_LAYOUTS = [ParallelLayout(dp=2, ep=2), ParallelLayout(tp=2, ep=2), ParallelLayout(tp=2)]
 SEQUENCES = random_sequences([(3, 12), (1, 30), (5, 20), (2, 33), (1, 9)])
 ADAM = OptimizerSettings(
     lr=1e-2,
@@ -45,10 +46,10 @@ def _full_weights(t: Trainer, bucket_bytes: int = 1 << 30) -> dict[str, Tensor]:
 
 
 def _train(
-    hf_dir: Path, dtype: torch.dtype, num_steps: int
+    hf_dir: Path, layouts: list[ParallelLayout], dtype: torch.dtype, num_steps: int
 ) -> list[tuple[list[StepStats], dict[str, Tensor]]]:
     found = []
-    for layout in LAYOUTS:
+    for layout in layouts:
         t = _trainer(hf_dir, layout, dtype)
         batches = t.pack(share(SEQUENCES, t.mesh.dp_rank, t.mesh.dp_size), 64)
         stats = [t.train_minibatch(batches, OBJECTIVE) for _ in range(num_steps)]
@@ -72,14 +73,21 @@ def _train_with_torch(model: Any, num_steps: int) -> tuple[list[float], dict[str
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
-    return norms, dict(model.named_parameters())
+    return norms, by_checkpoint_name(model.config.model_type, dict(model.named_parameters()))
 
 
-def test_optimizer_steps_are_those_of_torch_adamw(tmp_path: Path) -> None:
-    model = hf_model("qwen2", tied=True)
+@pytest.mark.parametrize(
+    ("family", "tied", "layouts"),
+    [("qwen2", True, LAYOUTS), ("mixtral", False, EXPERT_LAYOUTS)],
+    ids=["dense", "experts"],
+)
+def test_optimizer_steps_are_those_of_torch_adamw(
+    tmp_path: Path, family: str, tied: bool, layouts: list[ParallelLayout]
+) -> None:
+    model = hf_model(family, tied=tied)
     hf_dir = save(model, tmp_path / "model")
     norms, weights = _train_with_torch(model, num_steps=5)
-    for stats, trained in run_ranks(_train, 2, hf_dir, torch.float32, 5)[0]:
+    for stats, trained in run_ranks(_train, 2, hf_dir, layouts, torch.float32, 5)[0]:
         assert [s.status for s in stats] == [StepStatus.UPDATED] * 5
         assert [s.lr for s in stats] == pytest.approx(LEARNING_RATES)
         assert [s.grad_norm for s in stats] == pytest.approx(norms, rel=1e-4)
@@ -87,10 +95,12 @@ def test_optimizer_steps_are_those_of_torch_adamw(tmp_path: Path) -> None:
             torch.testing.assert_close(w.double(), weights[name], rtol=1e-3, atol=2e-4, msg=name)
 
 
-def _drift(hf_dir: Path, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+def _drift(
+    hf_dir: Path, layouts: list[ParallelLayout], dtype: torch.dtype
+) -> list[dict[str, Tensor]]:
     """How far 8 steps of a tiny learning rate move the weights."""
     found = []
-    for layout in LAYOUTS:
+    for layout in layouts:
         settings = OptimizerSettings(lr=1e-4)
         t = Trainer.create(hf_dir, layout, settings, dtype=dtype, timeout_s=60)
         batches = t.pack(share(SEQUENCES, t.mesh.dp_rank, t.mesh.dp_size), 64)
@@ -103,20 +113,38 @@ def _drift(hf_dir: Path, dtype: torch.dtype) -> list[dict[str, Tensor]]:
     return found
 
 
-def test_steps_below_the_spacing_of_bfloat16_add_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "layouts", "name"),
+    [
+        pytest.param("llama", LAYOUTS, "mlp.up_proj", id="dense"),
+        pytest.param(
+            "mixtral",
+            EXPERT_LAYOUTS,
+            "block_sparse_moe.experts.1.w3",
+            id="experts",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_steps_below_the_spacing_of_bfloat16_add_up(
+    tmp_path: Path, family: str, layouts: list[ParallelLayout], name: str
+) -> None:
     """Weights of 0.05 are 2.4e-4 apart in bfloat16: without fp32 masters they would not move."""
-    model = hf_model("llama").bfloat16().float()
+    model = hf_model(family).bfloat16().float()
     hf_dir = save(model, tmp_path / "model")
-    exact = run_ranks(_drift, 2, hf_dir, torch.float32)[0]
-    for moved, want in zip(run_ranks(_drift, 2, hf_dir, torch.bfloat16)[0], exact, strict=True):
-        name = "model.layers.1.mlp.up_proj.weight"
+    name = f"model.layers.1.{name}.weight"
+    exact = run_ranks(_drift, 2, hf_dir, layouts, torch.float32)[0]
+    rounded = run_ranks(_drift, 2, hf_dir, layouts, torch.bfloat16)[0]
+    for moved, want in zip(rounded, exact, strict=True):
         assert want[name].abs().mean() > 2e-4
         assert relative_error(moved[name], want[name]) < 0.5
 
 
-def _export(hf_dir: Path, target: Path, bucket_bytes: int) -> list[tuple[int, dict[str, Tensor]]]:
+def _export(
+    hf_dir: Path, layouts: list[ParallelLayout], target: Path, bucket_bytes: int
+) -> list[tuple[int, dict[str, Tensor]]]:
     found = []
-    for number, layout in enumerate([*LAYOUTS, ParallelLayout(pp=2, vpp=2)]):
+    for number, layout in enumerate(layouts):
         with trainer(hf_dir, layout) as t:
             buckets = list(t.named_hf_buckets(bucket_bytes))
             found.append((len(buckets), {n: w.clone() for bucket in buckets for n, w in bucket}))
@@ -125,20 +153,28 @@ def _export(hf_dir: Path, target: Path, bucket_bytes: int) -> list[tuple[int, di
     return found
 
 
-@pytest.mark.parametrize(("family", "tied"), [("qwen2", True), ("qwen3", False)])
+@pytest.mark.parametrize(
+    ("family", "tied", "layouts"),
+    [
+        ("qwen2", True, [*LAYOUTS, ParallelLayout(pp=2, vpp=2)]),
+        ("qwen3", False, LAYOUTS),
+        ("qwen2_moe", True, EXPERT_LAYOUTS),
+    ],
+    ids=["tied", "untied", "experts"],
+)
 def test_weights_come_out_as_they_went_in_on_every_rank(
-    tmp_path: Path, family: str, tied: bool
+    tmp_path: Path, family: str, tied: bool, layouts: list[ParallelLayout]
 ) -> None:
     model = hf_model(family, tied=tied)
     hf_dir = save(model, tmp_path / "model")
-    for results in run_ranks(_export, 2, hf_dir, tmp_path, 60_000):
+    expected = by_checkpoint_name(family, dict(model.named_parameters()))  # tied: no copy
+    for results in run_ranks(_export, 2, hf_dir, layouts, tmp_path, 60_000):
         for num_buckets, weights in results:
             assert num_buckets > 5
-            expected = dict(model.named_parameters())  # the tied copy is not listed
             assert weights.keys() == expected.keys()
             assert all(torch.equal(weights[name], w) for name, w in expected.items())
     tokens = torch.arange(20)[None]
-    for number in range(4):
+    for number in range(len(layouts)):
         saved = transformers.AutoModelForCausalLM.from_pretrained(
             tmp_path / str(number), dtype=torch.float32, attn_implementation="eager"
         )

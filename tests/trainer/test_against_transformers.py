@@ -18,7 +18,7 @@ from megatron_magistral.trainer.layout import ParallelLayout
 from megatron_magistral.trainer.logprobs import Head
 from megatron_magistral.trainer.megatron import destroy_distributed
 from megatron_magistral.trainer.step import Trainer
-from tests.distributed.cases import OBJECTIVE, gradients, relative_error, trainer
+from tests.distributed.cases import OBJECTIVE, gradients, relative_error, share, trainer
 from tests.distributed.ranks import run_ranks
 from tests.trainer.models import hf_model, random_sequences, save
 
@@ -129,19 +129,28 @@ def test_a_window_makes_a_difference(logits: Any) -> None:
         assert (got[-1] - other[-1]).abs().max() > 1e-2
 
 
-def _steps(hf_dir: Path) -> list[tuple[float, dict[str, Tensor]]]:
+def _steps(hf_dir: Path, layout: ParallelLayout) -> list[tuple[float, dict[str, Tensor]]]:
     found = []
     for recompute in (False, True):
-        with trainer(hf_dir, ParallelLayout(), recompute=recompute) as t:
-            stats = t.train_minibatch(t.pack(SEQUENCES, 64), OBJECTIVE)
+        with trainer(hf_dir, layout, recompute=recompute) as t:
+            mine = share(SEQUENCES, t.mesh.dp_rank, t.mesh.dp_size)
+            stats = t.train_minibatch(t.pack(mine, 64), OBJECTIVE)
             found.append((stats.loss, gradients(t)))
     destroy_distributed()
     return found
 
 
-def test_recomputed_activations_change_neither_loss_nor_gradient(tmp_path: Path) -> None:
-    hf_dir = save(hf_model("mistral"), tmp_path / "model")
-    (loss, kept), (loss_again, recomputed) = run_ranks(_steps, 1, hf_dir)[0]
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("mistral", ParallelLayout()), ("mixtral", ParallelLayout(dp=2, ep=2))],
+    ids=["dense", "experts"],
+)
+def test_recomputed_activations_change_neither_loss_nor_gradient(
+    tmp_path: Path, family: str, layout: ParallelLayout
+) -> None:
+    hf_dir = save(hf_model(family), tmp_path / "model")
+    results = run_ranks(_steps, layout.world_size, hf_dir, layout)
+    (loss, kept), (loss_again, recomputed) = results[0]
     assert loss_again == pytest.approx(loss, rel=1e-7)
     for name, gradient in kept.items():
         assert relative_error(recomputed[name], gradient) < 1e-7, name

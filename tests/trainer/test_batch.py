@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -15,6 +15,7 @@ from tests.trainer.models import random_sequences
 lengths = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 8)), min_size=0, max_size=8)
 
 
+@settings(deadline=None)  # times depend on the machine
 @given(lengths, st.sampled_from([1, 2, 4, 8]))
 def test_each_row_predicts_its_output_token(pairs: list[tuple[int, int]], multiple_of: int) -> None:
     sequences = random_sequences(pairs or [(1, 1)])
@@ -24,6 +25,7 @@ def test_each_row_predicts_its_output_token(pairs: list[tuple[int, int]], multip
     assert batch.tokens_T[batch.rows_R + 1].tolist() == outputs
 
 
+@settings(deadline=None)  # times depend on the machine
 @given(lengths, st.sampled_from([1, 2, 4, 8]))
 def test_padding_is_a_segment_of_its_own(pairs: list[tuple[int, int]], multiple_of: int) -> None:
     sequences = random_sequences(pairs) if pairs else []
@@ -57,6 +59,7 @@ def test_recomputed_log_probabilities_leave_the_generators_alone() -> None:
     assert not replaced.old_logprobs_R.any()
 
 
+@settings(deadline=None)  # times depend on the machine
 @given(lengths, st.integers(14, 40))
 def test_microbatches_hold_every_sequence_once_within_the_budget(
     pairs: list[tuple[int, int]], max_tokens: int

@@ -3,7 +3,8 @@
 import pytest
 
 from megatron_magistral.data.tokenizer import build_tokenizer
-from megatron_magistral.trainer.sft import encode_traces, sft_sequences, step_indices
+from megatron_magistral.trainer.batch import pack
+from megatron_magistral.trainer.sft_data import encode_traces, sft_sequences, step_indices
 from megatron_magistral.types import Trace
 
 TEMPLATE = "Problem: {problem}\n"
@@ -49,6 +50,19 @@ def test_a_sequence_is_the_prompt_and_then_the_response():
     (sequence,) = sft_sequences([([1, 2], [3, 4, 5])])
     assert sequence.tokens == (1, 2, 3, 4, 5)
     assert sequence.num_prompt_tokens == 2
+
+
+def test_only_tokens_of_responses_are_trained():
+    batch = pack(sft_sequences([([1, 2], [3, 4]), ([5, 6, 7], [8, 9, 10])]), multiple_of=16)
+    assert batch.targets_R.tolist() == [3, 4, 8, 9, 10]
+    assert batch.tokens_T[batch.rows_R].tolist() == [2, 3, 7, 8, 9]  # each predicts the next
+
+
+def test_general_instructions_follow_their_own_prompt_and_no_template(tokenizer):
+    trace = Trace("", "", "two", prompt="Say two.")
+    ((prompt, response),) = encode_traces([trace], tokenizer, TEMPLATE, max_tokens=512)
+    assert prompt == tokenizer.encode("Say two.")
+    assert tokenizer.decode(response, skip_special_tokens=True) == "two"
 
 
 def test_a_response_ends_in_the_end_of_sequence_token_and_nowhere_else(tokenizer):
