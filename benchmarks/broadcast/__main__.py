@@ -11,14 +11,22 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from benchmarks.broadcast.calibrate import links_of, predicted, relative_error, spread
+from benchmarks.broadcast.calibrate import (
+    calibrated,
+    links_of,
+    predicted,
+    relative_error,
+    spread,
+    variants,
+)
 from benchmarks.broadcast.launch import RankFailed, adopt_launcher, preload, run_local
 from benchmarks.broadcast.preflight import Link, probe_links
 from benchmarks.broadcast.ranks import run_rank
@@ -33,6 +41,15 @@ MIB = 1 << 20
 BAD_INPUT, FAILED = 2, 1
 RUN_TIMEOUT_S = 600.0
 
+
+class WireDtype(StrEnum):
+    """What engines compute in."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(width=int(os.environ.get("COLUMNS", "130")))
 
@@ -45,6 +62,7 @@ def main(
     dp: Annotated[int, typer.Option(min=1, help="Trainer's data parallel size.")] = 1,
     replicas: Annotated[int, typer.Option(min=1, help="Generators.")] = 1,
     generator_tp: Annotated[int, typer.Option(min=1, help="Ranks of a generator.")] = 1,
+    dtype: Annotated[WireDtype, typer.Option(help="Of what is sent.")] = WireDtype.BFLOAT16,
     bucket_mib: Annotated[int, typer.Option(min=1, help="Largest bucket.")] = 16,
     rounds: Annotated[int, typer.Option(min=1, help="Updates that count.")] = 10,
     step_s: Annotated[float, typer.Option(min=0, help="Seconds between updates in a run.")] = 60.0,
@@ -52,6 +70,7 @@ def main(
     checksums: Annotated[bool, typer.Option(help="Read back and compare, as runs do.")] = True,
     preflight: Annotated[bool, typer.Option(help="Only look at the links, pair by pair.")] = False,
     sweep: Annotated[bool, typer.Option(help="Bucket sizes and numbers of generators.")] = False,
+    calibrate: Annotated[bool, typer.Option(help="Check the cost model: other settings.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write this file.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Of a sweep; svg, png.")] = None,
 ) -> None:
@@ -62,6 +81,7 @@ def main(
             trainer=TrainerLayout(tp=tp, pp=pp, dp=dp),
             generator=GeneratorLayout(replicas=replicas, tp=generator_tp),
             bucket_bytes=bucket_mib * MIB,
+            dtype=dtype.value,
             rounds=rounds,
             checksums=checksums,
             engine_urls=tuple(engine or ()),
@@ -74,6 +94,8 @@ def main(
     try:
         if preflight:
             _preflight(options, is_launched)
+        elif calibrate:
+            _calibrate(options, is_launched, json_file)
         elif sweep:
             _sweep(options, is_launched, step_s, json_file, plot_file)
         else:
@@ -154,6 +176,31 @@ def _sweep(
         from benchmarks.broadcast.plot import plot_sweep
 
         plot_sweep(reports, plot_file)
+
+
+def _calibrate(options: Options, is_launched: bool, json_file: Path | None) -> None:
+    """What one run says of the machine, and what follows from it for others, beside the truth."""
+    if is_launched or options.engine_urls:
+        _refuse("--calibrate changes the number of ranks: it starts them itself, without engines")
+    base = _run(options, is_launched)
+    assert base is not None
+    links = calibrated(options, base)
+    rows: list[dict[str, Any]] = []
+    for name, setting in [("the setting given", options), *variants(options)]:
+        result = base if setting is options else _run(setting, is_launched)
+        assert result is not None
+        guess = predicted(setting, links)
+        error = relative_error(guess, result)
+        rows.append({"setting": name, "predicted_s": guess.total_s, "error": error})
+        measured_s = guess.total_s / (1 + error)
+        console.print(
+            f"{name:<26} measured {measured_s:7.3f} s  predicted {guess.total_s:7.3f} s  "
+            f"error {error:+.0%}",
+            highlight=False,
+        )
+    middle, largest = spread([row["error"] for row in rows[1:]])
+    console.print(f"absolute error of the others: median {middle:.0%}, largest {largest:.0%}")
+    _write(json_file, {"links": asdict(links), "rows": rows})
 
 
 def _write(path: Path | None, document: Any) -> None:

@@ -1,13 +1,23 @@
-"""The cost model against what was measured: links from bare operations of the run, then updates."""
+"""The cost model against what was measured.
+
+Speeds come from the bare operations of one run, and how far copies and wire hide each other from
+its update: where ranks share cores, that is a property of the machine. All else is predicted.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from benchmarks.broadcast.results import Options, Result
+from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import gather_plan
 from megatron_magistral.weights.plan_cost import Links, Prediction, predict
+from megatron_magistral.weights.presets import num_parameters, sized
+
+MIB = 1 << 20
+NUM_OVERLAPS = 20
 
 
 def links_of(result: Result) -> Links:
@@ -28,6 +38,32 @@ def links_of(result: Result) -> Links:
         tensor_s=bare.tensor_s,
         overlap=1.0 if result.backend == "nccl" else 0.0,
     )
+
+
+def calibrated(options: Options, result: Result) -> Links:
+    """The speeds that explain the update of this run best."""
+    links = links_of(result)
+    overlaps = [number / NUM_OVERLAPS for number in range(NUM_OVERLAPS + 1)]
+
+    def error(overlap: float) -> float:
+        return abs(relative_error(predicted(options, replace(links, overlap=overlap)), result))
+
+    return replace(links, overlap=min(overlaps, key=error))
+
+
+def variants(options: Options) -> list[tuple[str, Options]]:
+    """Settings that differ from `options` in one thing each, with what that is."""
+    size_mib = num_parameters(options.arch) * 2 / MIB
+    replicas = options.generator.replicas
+    return [
+        ("a quarter of the model", replace(options, arch=sized(size_mib / 4))),
+        ("twice the model", replace(options, arch=sized(size_mib * 2))),
+        ("a quarter of the bucket", replace(options, bucket_bytes=options.bucket_bytes // 4)),
+        ("twice the bucket", replace(options, bucket_bytes=options.bucket_bytes * 2)),
+        ("trainer TP 2", replace(options, trainer=TrainerLayout(tp=2))),
+        ("trainer PP 2", replace(options, trainer=TrainerLayout(pp=2))),
+        ("generator TP 2", replace(options, generator=GeneratorLayout(replicas=replicas, tp=2))),
+    ]
 
 
 def predicted(options: Options, links: Links) -> Prediction:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -31,6 +31,7 @@ from megatron_magistral.rollout.sglang_plugin import ACTION_PREFIX, STATE_KEY
 from megatron_magistral.rollout.sglang_server import NEWEST_TESTED_SGLANG
 from megatron_magistral.rollout.sglang_weights import Placement, digests, observe_loading
 from megatron_magistral.weights.architecture import Architecture
+from megatron_magistral.weights.buffers import wire_buffer
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
 from megatron_magistral.weights.placement import (
     GeneratorLayout,
@@ -82,14 +83,16 @@ def _parameter_name(name: str) -> str:
 
 @dataclass
 class EngineReport:
-    """Seconds that one rank spent on the last update, processor time that the update and the bare
-    broadcast before it took, and memory."""
+    """Seconds that one rank spent on the last update, processor time that the update, two parts of
+    it and the bare broadcast before it took, and memory."""
 
     pause_s: float = 0.0
     receive_s: float = 0.0
     load_s: float = 0.0
     resume_s: float = 0.0
     paused_s: float = 0.0
+    receive_cpu_s: float = 0.0
+    load_cpu_s: float = 0.0
     cpu_s: float = 0.0
     bare_cpu_s: float = 0.0
     extra_bytes: int | None = None
@@ -119,6 +122,7 @@ class MemoryEngine:
         self._group: dist.ProcessGroup | None = None
         self._version = "default"
         self._session_open = False
+        self._buffer: Tensor | None = None
         self._report = EngineReport()
         self._memory = PeakMemory(device)
         self._paused_at = self._loaded_at = 0.0
@@ -166,14 +170,24 @@ class MemoryEngine:
         columns = zip(payload["names"], payload["shapes"], payload["dtypes"], strict=True)
         specs = tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in columns)
         sizes = [torch.Size(s.shape).numel() * getattr(torch, s.dtype).itemsize for s in specs]
-        data = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        data = self._receive_buffer(sum(sizes))
         assert self._group is not None, "join first"
+        cpu_s = time.process_time()
         self._group.broadcast(data, 0).wait()
-        received_at = self._now()
+        received_at, received_cpu_s = self._now(), time.process_time()
         self._model.load_weights(unflatten(FlatBucket(specs, data)))
         self._loaded_at = self._now()
+        self._report.receive_cpu_s += received_cpu_s - cpu_s
+        self._report.load_cpu_s += time.process_time() - received_cpu_s
         self._report.receive_s += received_at - start
         self._report.load_s += self._loaded_at - received_at
+
+    def _receive_buffer(self, num_bytes: int) -> Tensor:
+        """The same memory for all buckets of an update, as torch's cache gives it on a GPU."""
+        if self._buffer is None or len(self._buffer) < num_bytes:
+            self._buffer = None
+            self._buffer = wire_buffer(num_bytes, self._device)
+        return self._buffer[:num_bytes]
 
     def weights_checker(self, payload: dict[str, Any]) -> Any:
         question = json.loads(payload["action"].removeprefix(ACTION_PREFIX))
@@ -190,6 +204,7 @@ class MemoryEngine:
         if not self._session_open:
             raise RuntimeError("no weight-update session is open")
         self._session_open = False
+        self._buffer = None
 
     def continue_generation(self, payload: dict[str, Any]) -> Any:
         now = time.monotonic()
@@ -199,12 +214,17 @@ class MemoryEngine:
         self._report.extra_bytes = self._memory.extra_bytes()
 
     def bare_broadcast(self, payload: dict[str, Any]) -> Any:
-        """Not SGLang's: the baseline, the same bytes over the same ranks."""
-        buffers = [touched(size, self._device) for size in payload["sizes"]]
-        cpu_s = time.process_time()
+        """Not SGLang's: the baseline, the same bytes over the same ranks. With `copies`, this rank
+        also copies its share out, as loading must."""
+        sizes = payload["sizes"]
+        buffers = warm_buffers(sizes, self._device)
+        shares = [size // self._tp if payload["copies"] else 0 for size in sizes]
+        places = touched(sum(shares), self._device).split(shares)
         dist.barrier(self._bare_group)
-        for buffer in buffers:
+        cpu_s = time.process_time()
+        for buffer, place in zip(buffers, places, strict=True):
             dist.broadcast(buffer, src=0, group=self._bare_group)
+            place.copy_(buffer[: len(place)])
         self._now()
         self._bare_cpu_s = time.process_time() - cpu_s
 
@@ -261,7 +281,13 @@ class MemoryEngine:
 
 def touched(num_bytes: int, device: torch.device) -> Tensor:
     """Memory whose pages exist, so that their first use is not a part of what is measured."""
-    return torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    return wire_buffer(num_bytes, device).fill_(1)
+
+
+def warm_buffers(sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    """A buffer for each of `sizes`, all in two of them in turn, as an update uses its memory."""
+    both = [touched(max(sizes), device) for _ in range(2)]
+    return [both[number % 2][:size] for number, size in enumerate(sizes)]
 
 
 async def serve(engine: MemoryEngine, host: str, announce: Callable[[int], None]) -> None:

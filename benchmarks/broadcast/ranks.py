@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.broadcast.engine import EngineReport, MemoryEngine, serve, touched
+from benchmarks.broadcast.engine import EngineReport, MemoryEngine, serve, touched, warm_buffers
 from benchmarks.broadcast.groups import (
     exchange_urls,
     join,
@@ -31,11 +32,11 @@ from benchmarks.broadcast.groups import (
     wire_backend,
 )
 from benchmarks.broadcast.memory import PeakMemory
-from benchmarks.broadcast.results import Bare, Options, Result, Round
+from benchmarks.broadcast.results import Bare, Options, Result, Round, SenderCpu
 from megatron_magistral.rollout.engine import ControlTimeouts, EngineControl, Phase
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.engine_set import EngineSet
-from megatron_magistral.weights.gather import GatherSeconds, Mesh, gather_hf
+from megatron_magistral.weights.gather import GatherSeconds, Mesh, Reach, gather_hf
 from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.names import Param, hf_shapes, parameters, shard_shape
 from megatron_magistral.weights.placement import tensors
@@ -167,11 +168,12 @@ class _Trainer:
     def _round(
         self, sender: WeightSender, engines: EngineSet, measures_memory: bool = False
     ) -> Round:
-        seconds = GatherSeconds()
-        for _ in self._buckets(seconds):
-            pass
-        bare_s, bare_cpu_s = None, 0.0
+        seconds, gather_cpu_s = GatherSeconds(), time.process_time()
+        _drain(self._buckets(seconds))
+        gather_cpu_s = time.process_time() - gather_cpu_s
+        bare_s, copied_s, bare_cpu_s = None, None, 0.0
         if not self._options.engine_urls:
+            copied_s = self._bare_broadcast(engines, self._sizes, copies=True)
             bare_s = self._bare_broadcast(engines, self._sizes)
             bare_cpu_s = self._bare_cpu_s
         if measures_memory:
@@ -181,35 +183,48 @@ class _Trainer:
         timings = sender.send(self._buckets(None), self._version)
         cpu_s = time.process_time() - cpu_s
         reports = () if self._options.engine_urls else _reports(self._urls)
-        return Round(timings, seconds, bare_s, reports, cpu_s, bare_cpu_s)
+        cpu = SenderCpu(update_s=cpu_s, gather_s=gather_cpu_s, bare_s=bare_cpu_s)
+        return Round(timings, seconds, bare_s, copied_s, reports, cpu)
 
     def _follow(self) -> None:
         """What `_round` gathers, on a rank that does not send."""
-        for _ in self._buckets(GatherSeconds()):
-            pass
+        _drain(self._buckets(GatherSeconds()))
         measures_memory = self._version == FIRST_VERSION + 1
         if measures_memory:
             self._memory.start()
-        for _ in self._buckets(None):
-            pass
+        _drain(self._buckets(None))
         if measures_memory:
             self._gathered(self._memory.extra_bytes())
         self._version += 1
 
     def _buckets(self, seconds: GatherSeconds | None) -> Any:
         bucket_bytes = self._options.bucket_bytes
-        return gather_hf(self._local, self._params, self._mesh, bucket_bytes, self._dtype, seconds)
-
-    def _bare_broadcast(self, engines: EngineSet, sizes: Sequence[int]) -> float:
-        """Seconds for buffers of these sizes, one after the other, with nothing around them."""
-        running = engines.start(
-            Phase.TRANSFER, partial(_post, path="/bare_broadcast", payload={"sizes": list(sizes)})
+        shards, mesh, dtype = self._local, self._mesh, self._dtype
+        return gather_hf(
+            shards, self._params, mesh, bucket_bytes, dtype, seconds, reach=Reach.FIRST
         )
-        buffers = [touched(size, self._device) for size in sizes]
+
+    def _bare_broadcast(
+        self, engines: EngineSet, sizes: Sequence[int], *, copies: bool = False
+    ) -> float:
+        """Seconds for buffers of these sizes, one after the other, with nothing around them; or
+        with the `copies` that no update can do without, of each next one in and of each one out."""
+        payload = {"sizes": list(sizes), "copies": copies}
+        running = engines.start(
+            Phase.TRANSFER, partial(_post, path="/bare_broadcast", payload=payload)
+        )
+        buffers = warm_buffers(sizes, self._device)
+        parts = [size if copies else 0 for size in sizes]
+        sources = touched(sum(parts), self._device).split(parts)
         dist.barrier(self._bare_group)
         start, cpu_s = self._now(), time.process_time()
-        for buffer in buffers:
-            dist.broadcast(buffer, src=0, group=self._bare_group)
+        for number, buffer in enumerate(buffers):
+            if number == 0:
+                buffer[: parts[0]].copy_(sources[0])
+            work = dist.broadcast(buffer, src=0, group=self._bare_group, async_op=True)
+            for following in range(number + 1, min(number + 2, len(buffers))):
+                buffers[following][: parts[following]].copy_(sources[following])
+            work.wait()
         bare_s = self._now() - start
         self._bare_cpu_s = time.process_time() - cpu_s
         if errors := running.wait():
@@ -263,6 +278,11 @@ class _Trainer:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.monotonic()
+
+
+def _drain(buckets: Iterator[Any]) -> None:
+    """Iterate to the end and keep none: a loop's variable would keep the last one's memory."""
+    deque(buckets, maxlen=0)
 
 
 async def _post(engine: EngineControl, *, path: str, payload: dict[str, Any]) -> None:

@@ -39,14 +39,19 @@ class Report:
 
     `bus_gb_s` is nccl-tests' bus bandwidth: of a broadcast it equals the algorithm bandwidth.
     `cpu_per_bare` is that of processor time over all ranks but trainer ranks that only gather: the
-    steadier number where other programs want the same cores. `extra_buckets` is memory beyond what
-    was there, of the worst rank, in buckets.
+    steadier number where other programs want the same cores, and `cpu_ms_per_mib` says what it is
+    made of. `fastest_per_fastest` is that of the fastest update and the fastest bare broadcast,
+    `copied_per_bare` what is due to one copy into and one out of a bucket, with no protocol at all.
+    `extra_buckets` is memory beyond what was there, of the worst rank, in buckets.
     """
 
     setting: dict[str, Any]
     phases: dict[str, Spread]
     whole_per_bare: float | None
+    fastest_per_fastest: float | None
+    copied_per_bare: float | None
     cpu_per_bare: float | None
+    cpu_ms_per_mib: dict[str, float]
     pause_per_transfer: float
     algorithm_gb_s: dict[str, float]
     bus_gb_s: dict[str, float]
@@ -76,6 +81,7 @@ def summarise(options: Options, result: Result, step_s: float) -> Report:
     num_bytes = rounds[0].timings.num_bytes
     timed = _phases(rounds)
     bare = [r.bare_s for r in rounds if r.bare_s is not None]
+    copied = [r.copied_s for r in rounds if r.copied_s is not None]
     whole = [r.timings.total_s for r in rounds]
     seconds = {"bare broadcast": bare, "transfer": timed["transfer"], "whole update": whole}
     bandwidth = {
@@ -88,7 +94,10 @@ def summarise(options: Options, result: Result, step_s: float) -> Report:
         setting=_setting(options, result, num_bytes),
         phases={name: Spread.of(values) for name, values in timed.items() if values},
         whole_per_bare=_median_ratio(whole, bare) if bare else None,
+        fastest_per_fastest=min(whole) / min(bare) if bare else None,
+        copied_per_bare=_median_ratio(copied, bare) if copied else None,
         cpu_per_bare=_cpu_ratio(rounds) if bare else None,
+        cpu_ms_per_mib=_cpu_ms_per_mib(rounds, num_bytes) if bare else {},
         pause_per_transfer=_median_ratio([r.timings.pause_s for r in rounds], timed["transfer"]),
         algorithm_gb_s=bandwidth,
         bus_gb_s=bandwidth,
@@ -116,6 +125,7 @@ def _phases(rounds: Sequence[Round]) -> dict[str, list[float]]:
         "paused": [r.timings.pause_s for r in rounds],
         "whole update": [r.timings.total_s for r in rounds],
         "bare broadcast": [r.bare_s for r in rounds if r.bare_s is not None],
+        "with copies in and out": [r.copied_s for r in rounds if r.copied_s is not None],
     }
 
 
@@ -124,9 +134,31 @@ def _median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def _cpu_ratio(rounds: Sequence[Round]) -> float:
-    whole = [r.cpu_s + sum(e.cpu_s for e in r.engines) for r in rounds]
-    bare = [r.bare_cpu_s + sum(e.bare_cpu_s for e in r.engines) for r in rounds]
+    whole = [r.cpu.update_s + sum(e.cpu_s for e in r.engines) for r in rounds]
+    bare = [r.cpu.bare_s + sum(e.bare_cpu_s for e in r.engines) for r in rounds]
     return _median_ratio(whole, bare)
+
+
+def _cpu_ms_per_mib(rounds: Sequence[Round], num_bytes: int) -> dict[str, float]:
+    """Where the processor time of sender and generator ranks goes, medians over rounds."""
+
+    def median(seconds: Callable[[Round], float]) -> float:
+        return 1000 * statistics.median(map(seconds, rounds)) / (num_bytes / MIB)
+
+    def engines(field: Callable[[EngineReport], float]) -> float:
+        return median(lambda r: sum(map(field, r.engines)))
+
+    received, loaded = engines(lambda e: e.receive_cpu_s), engines(lambda e: e.load_cpu_s)
+    gathered = median(lambda r: r.cpu.gather_s)
+    return {
+        "bare, sender": median(lambda r: r.cpu.bare_s),
+        "bare, generators": engines(lambda e: e.bare_cpu_s),
+        "update, gather": gathered,
+        "update, send and control": median(lambda r: r.cpu.update_s) - gathered,
+        "update, receive": received,
+        "update, load": loaded,
+        "update, control of generators": engines(lambda e: e.cpu_s) - received - loaded,
+    }
 
 
 def _memory(result: Result) -> dict[str, float]:
@@ -175,7 +207,11 @@ def show(report: Report, console: Console) -> None:
     ratio = report.whole_per_bare
     if ratio is not None:
         console.print(f"whole update / bare broadcast  {ratio:.2f}  (<= {WHOLE_TARGET:g})")
+        console.print(f"  of the fastest of each       {report.fastest_per_fastest:.2f}")
+        console.print(f"  copies alone, no protocol    {report.copied_per_bare:.2f}")
         console.print(f"  of processor time            {report.cpu_per_bare:.2f}")
+        for what, value in report.cpu_ms_per_mib.items():
+            console.print(f"    {what:<29}  {value:.2f} ms/MiB", highlight=False)
     console.print(
         f"pause / transfer               {report.pause_per_transfer:.2f}  (<= {PAUSE_TARGET:g})"
     )

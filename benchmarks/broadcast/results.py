@@ -36,16 +36,25 @@ class Options:
 
 
 @dataclass(frozen=True)
+class SenderCpu:
+    """Processor time of rank 0: of an update, of gathering for it alone, of a bare broadcast."""
+
+    update_s: float
+    gather_s: float
+    bare_s: float
+
+
+@dataclass(frozen=True)
 class Round:
-    """One update and, where generator ranks are ours, the bare broadcast beside it. `cpu_s` and
-    `bare_cpu_s` are the sender's processor time for the two."""
+    """One update and, where generator ranks are ours, the bare broadcast beside it, without and
+    with a copy on either side."""
 
     timings: UpdateTimings
     gather: GatherSeconds
     bare_s: float | None
+    copied_s: float | None
     engines: tuple[EngineReport, ...]
-    cpu_s: float
-    bare_cpu_s: float
+    cpu: SenderCpu
 
 
 @dataclass(frozen=True)

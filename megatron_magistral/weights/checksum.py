@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# 64-bit lanes of a block, and blocks of which products exist at a time (16 MiB).
+# 64-bit lanes of a block, and blocks of which products exist at a time (1 MiB, within a cache).
 BLOCK_LANES = 1 << 12
-BLOCKS_AT_A_TIME = 1 << 9
+BLOCKS_AT_A_TIME = 1 << 5
 LANE_BYTES = 8
 
 # The constants of splitmix64, as signed 64-bit integers.

@@ -53,12 +53,14 @@ class FleetSettings:
     """Bounds of what is done about failing engines.
 
     `alive_s` is how long an engine may take to give a sign of life, `max_tries` how often it may
-    fail during one update. Where no engine is left, one that is restarting is waited for, at most
-    `restart_s`; that must be less than the time that other ranks wait in a collective.
+    fail during one update. A restarted one may take `restart_s` until it answers. Where no other
+    is left, it is waited for, at most `wait_s`; that must be less than the time that other ranks
+    wait in a collective.
     """
 
     alive_s: float = 5.0
-    restart_s: float = 300.0
+    restart_s: float = 600.0
+    wait_s: float = 300.0
     max_restarts: int = 3
     max_tries: int = 2
 
@@ -79,6 +81,7 @@ class Fleet:
         self._version: dict[str, int] = {}  # that each engine serves for certain
         self._tries: dict[str, int] = {}
         self._target = -1
+        self._pinned: frozenset[str] = frozenset()
         self.timings: UpdateTimings | None = None
         self.num_mismatches = 0
         for engine in engines:
@@ -112,9 +115,14 @@ class Fleet:
         """
         self._sender.connect(list(self._addresses.values()))
 
-    def begin(self, version: int) -> None:
-        """An update to `version` begins. Looks for engines that have come back."""
+    def begin(self, version: int, pinned: Iterable[str] = ()) -> None:
+        """An update to `version` begins. Looks for engines that have come back.
+
+        `pinned` engines are to keep the version that they hold, as long as another engine gets
+        the new one.
+        """
         self._target = version
+        self._pinned = frozenset(pinned)
         self._tries = dict.fromkeys(self._addresses, 0)
         self.timings = None
         self._look_for_restarted()
@@ -141,7 +149,8 @@ class Fleet:
         if self.serving:
             return Round.DONE
         # Without a connection, a restart has been waited for already.
-        return Round.AGAIN if connected and self._may_come_back() else Round.FAILED
+        may_go_on = self._pinned or (connected and self._may_come_back())
+        return Round.AGAIN if may_go_on else Round.FAILED
 
     def describe(self) -> str:
         return "; ".join(str(status) for status in self.statuses.values())
@@ -158,12 +167,15 @@ class Fleet:
             if status.state in usable
             and self._version.get(name) != self._target
             and self._tries.get(name, 0) < self._settings.max_tries
+            and name not in self._pinned
         ]
 
     def _connect_lacking(self) -> bool:
         """Form a group of the lacking engines that can be connected; whether there are any."""
         if not self._lacking() and not self.serving:
-            self._wait_for_a_restart()
+            self._pinned = frozenset()  # training comes before evaluation
+            if not self._lacking():
+                self._wait_for_a_restart()
         while lacking := self._lacking():
             if self._sender.is_connected and sorted(self._sender.names) == sorted(lacking):
                 return True
@@ -206,9 +218,9 @@ class Fleet:
                 self._note(name, EngineEvent.SILENT, f"not back after {waited_s:.0f} s")
 
     def _wait_for_a_restart(self) -> None:
-        """Wait until an engine has come back, at most `restart_s`."""
+        """Wait until an engine has come back, at most `wait_s`."""
         begin = time.monotonic()
-        while self._may_come_back() and time.monotonic() - begin < self._settings.restart_s:
+        while self._may_come_back() and time.monotonic() - begin < self._settings.wait_s:
             self._look_for_restarted()
             if self._lacking():
                 return

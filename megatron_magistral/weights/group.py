@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -17,8 +19,43 @@ from torch.distributed.distributed_c10d import GroupName, _new_process_group_hel
 
 from megatron_magistral.rollout.engine import UpdateGroup
 
+POLL_S = 0.0002
+
 _serial = itertools.count()
 _abandoned: list[dist.ProcessGroup] = []
+
+
+class Sending:
+    """A broadcast in flight."""
+
+    def __init__(self, work: dist.Work, device: str) -> None:
+        self._work: dist.Work | None = work  # until it has ended: it holds what is sent
+        self._ended: threading.Event | None = None
+        if device == "cpu":
+            self._ended = ended = threading.Event()
+            work.get_future().add_done_callback(lambda future: ended.set())
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has ended, well or not, at most `timeout_s`; whether it has."""
+        if self._ended is not None:
+            return self._ended.wait(timeout_s)
+        # On a GPU a future ends when the broadcast is queued: only the work knows.
+        deadline = time.monotonic() + timeout_s
+        while self._work is not None and not self._work.is_completed():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def failure(self) -> str:
+        """Why a broadcast that has ended failed; empty if it did not."""
+        work, self._work = self._work, None
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            return f"broadcast failed: {error}"
+        return ""
 
 
 def host_group(host: str, world_size: int, backend: str, timeout_s: float) -> HostedGroup:
@@ -43,6 +80,7 @@ class HostedGroup:
         self._store: dist.TCPStore | None = store
         self._timeout = timedelta(seconds=timeout_s)
         self._process_group: dist.ProcessGroup | None = None
+        self._sending: Sending | None = None
 
     def join(self) -> None:
         """Complete the group, once; returns when every engine rank is in it.
@@ -64,13 +102,15 @@ class HostedGroup:
         _world.pg_group_ranks[process_group] = {rank: rank for rank in range(address.world_size)}
         self._process_group = process_group
 
-    def broadcast(self, data: Tensor, timeout_s: float) -> dist.Work:
+    def broadcast(self, data: Tensor, timeout_s: float) -> Sending:
         """Start sending `data` to all engine ranks; fails if it takes longer than `timeout_s`."""
         assert self._process_group is not None, "join first"
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=timeout_s)
-        return self._process_group.broadcast([data], options)
+        work = self._process_group.broadcast([data], options)
+        self._sending = Sending(work, data.device.type)
+        return self._sending
 
     def leave(self) -> None:
         """Destroy our end while nothing is in flight; engines still joining fail at once."""
@@ -80,12 +120,17 @@ class HostedGroup:
             self._process_group = None
 
     def abandon(self) -> None:
-        """Give up the group with a broadcast in flight, without waiting for it.
+        """Give up the group without waiting for a broadcast that is in flight.
 
         NCCL aborts. gloo cannot, and to destroy its group is to wait for the broadcast: the group
-        is kept aside, and the broadcast ends by itself at its timeout.
+        is kept aside, and the broadcast ends by itself at its timeout. Where none is in flight,
+        the connections are closed, so that an engine that waits for the next one fails at once.
         """
-        if self._process_group is not None:
-            self._process_group.abort()
-            _abandoned.append(self._process_group)
-            self._process_group = None
+        if self._process_group is None:
+            return
+        if self._sending is None or self._sending.wait(0.0):
+            self.leave()
+            return
+        self._process_group.abort()
+        _abandoned.append(self._process_group)
+        self._process_group = None

@@ -7,6 +7,7 @@ renamed at the end.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -114,6 +115,22 @@ def write_hf_dir(
     _copy_side_files(template_dir, partial, dtype)
     _write_shards(partial, buckets, shard_bytes)
     _replace(partial, target)
+
+
+def link_hf_dir(source: Path, target: Path) -> None:
+    """Makes `target` a directory of the same files as `source`: they take no space of their own
+    where the filesystem has hard links. Replaces `target` if it exists."""
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial, copy_function=_link_or_copy)
+    _replace(partial, target)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _copy_side_files(source: Path, target: Path, dtype: torch.dtype) -> None:

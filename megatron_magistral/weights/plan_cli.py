@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +16,7 @@ from megatron_magistral.trainer.layout import LayoutError
 from megatron_magistral.weights.architecture import Architecture, ArchitectureError
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import direct_plan, gather_plan
-from megatron_magistral.weights.plan_cost import Links, Prediction, predict_all
+from megatron_magistral.weights.plan_cost import Links, Prediction, Senders, predict_all
 from megatron_magistral.weights.presets import find_model, num_parameters
 
 BAD_INPUT = 2
@@ -95,7 +96,7 @@ def weights(
     except (ArchitectureError, ValueError) as error:
         _refuse(str(error))
     console = Console()
-    table = _table(model, arch, wire_bytes)
+    tables = _tables()
     rows: list[dict[str, Any]] = []
     problems = []
     for num_gpus in gpus:
@@ -105,10 +106,12 @@ def weights(
             problems.append(f"--gpus {num_gpus}: {error}")
             continue
         for prediction in found:
-            table.add_row(*_cells(num_gpus, prediction))
+            for table, cells in zip(tables, _cells(prediction), strict=True):
+                table.add_row(str(num_gpus), _plan_name(prediction), *cells)
             rows.append({"gpus": num_gpus, **asdict(prediction)})
     if rows:
-        console.print(table)
+        console.print(_headline(model, arch, wire_bytes), highlight=False, soft_wrap=True)
+        console.print(*tables)
     for problem in problems:
         console.print(problem, style="yellow", highlight=False)
     if json_file is not None:
@@ -155,45 +158,54 @@ def _predictions(
     return predict_all(plans, trainer, generator, links)
 
 
-def _table(model: str, arch: Architecture, wire_bytes: int) -> Table:
+def _headline(model: str, arch: Architecture, wire_bytes: int) -> str:
     parameters = num_parameters(arch)
-    title = (
+    return (
         f"{model}: {parameters / 1e9:.1f}e9 parameters, {parameters * wire_bytes / GIB:.1f} GiB on "
-        f"the wire; target {TARGET_S:g} s (seconds; GiB of the busiest rank)"
+        f"the wire; target {TARGET_S:g} s"
     )
-    table = Table("GPUs", "plan", "sent by", title=title)
-    for column in (
-        "update",
-        "pause",
-        "first bucket",
-        "gather",
-        "convert",
-        "calls",
-        "wire",
-        "load",
-        "buckets",
-        "sent",
-        "received",
-        "extra memory",
-    ):
-        table.add_column(column, justify="right")
-    return table
 
 
-def _cells(gpus: int, p: Prediction) -> list[str]:
+def _tables() -> tuple[Table, Table]:
+    """The whole update, and its parts: two tables that each fit into 80 columns."""
+    whole = ("update", "pause", "buckets", "sent", "received", "memory")
+    parts = ("1st bucket", "gather", "convert", "calls", "wire", "load")
+    tables = (
+        Table(
+            title="The update: seconds, and GiB of the busiest rank",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+        ),
+        Table(
+            title="Its parts in seconds, of which most are hidden", box=SIMPLE_HEAD, pad_edge=False
+        ),
+    )
+    for table, columns in zip(tables, (whole, parts), strict=True):
+        table.add_column("GPUs", justify="right", no_wrap=True)
+        table.add_column("plan", no_wrap=True)
+        for column in columns:
+            table.add_column(column, justify="right", no_wrap=True)
+    return tables
+
+
+def _plan_name(prediction: Prediction) -> str:
+    if prediction.senders is Senders.STAGE_LEADERS:
+        return "gather, leaders"
+    return prediction.kind.value
+
+
+def _cells(p: Prediction) -> tuple[list[str], list[str]]:
+    """A row of each table, but for what names it."""
     style = "green" if p.total_s <= TARGET_S else "red"
-    hidden = (p.first_bucket_s, p.gather_s, p.convert_s)
-    seconds = (p.pause_s, *hidden, p.call_s, p.wire_s, p.load_s)
     extra = max(p.trainer_extra_bytes, p.generator_extra_bytes)
-    return [
-        str(gpus),
-        p.kind.value,
-        p.senders.value,
+    whole = [
         f"[{style}]{p.total_s:.2f}[/]",
-        *(f"{value:.2f}" for value in seconds),
+        f"{p.pause_s:.2f}",
         str(p.num_buckets),
         *(f"{value / GIB:.1f}" for value in (p.sent_bytes, p.received_bytes, extra)),
     ]
+    parts = (p.first_bucket_s, p.gather_s, p.convert_s, p.call_s, p.wire_s, p.load_s)
+    return whole, [f"{value:.2f}" for value in parts]
 
 
 def _refuse(message: str) -> NoReturn:

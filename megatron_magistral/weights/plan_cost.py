@@ -2,8 +2,8 @@
 
 A gather plan is followed in time as `WeightSender` carries it out:
 
-    first bucket  |  pause, begin  |  per bucket: call, wire, load; meanwhile the next is gathered
-    | checksum, stamp, end, resume
+    first bucket  |  pause, begin  |  its call  |  per bucket: wire, load; meanwhile the next is
+    gathered and its call waits  |  checksum, stamp, end, resume
 
 A direct plan is bounded by its busiest rank: all that it sends or receives, one transfer after the
 other, while packing and loading go on beside it. Its receiver takes one call for the whole update.
@@ -152,13 +152,11 @@ def _predict_gather(
     ]
     # Leaders gather side by side: of a leader's time only its own turns count.
     hidden_per_turn = trainer.pp if senders is Senders.STAGE_LEADERS else 1
-    transfer_s = 0.0
-    for number, cost in enumerate(costs):
-        following = (
-            costs[number + 1].prepare_s / hidden_per_turn if number + 1 < len(costs) else 0.0
-        )
-        # The next bucket is gathered while this one is on the wire, and loaded by the receiver.
-        transfer_s += links.both(following, cost.call_s + cost.wire_s + cost.load_s)
+    transfer_s = costs[0].call_s
+    for cost, following in zip(costs, [*costs[1:], None], strict=True):
+        # The next bucket is gathered and announced while this one is received and loaded.
+        hidden_s = following.prepare_s / hidden_per_turn + following.call_s if following else 0.0
+        transfer_s += links.both(hidden_s, cost.wire_s + cost.load_s)
     call_s = links.calls(generator.replicas)
     resume_s = CALLS_TO_RESUME * call_s
     pause_s = CALLS_TO_PAUSE * call_s + transfer_s + resume_s
@@ -202,13 +200,12 @@ def _bucket_cost(
     gather_s = 0.0
     if parts > 1:
         gather_s += links.collective_s + size * (parts - 1) / parts / links.span(parts)
-    if senders is Senders.ONE and trainer.pp > 1:
+    if senders is Senders.ONE and bucket.stage > 0:
         gather_s += links.collective_s + size / links.span(trainer.world_size)
-    num_copies = 1 if parts == 1 else 1 + 1 / parts  # packed before, put in order after
     world_size = trainer.world_size + generator.world_size
     return _BucketCost(
         gather_s=gather_s,
-        convert_s=size * num_copies / links.hbm_copy_gb_s + tensors * links.tensor_s,
+        convert_s=size / links.hbm_copy_gb_s + tensors * links.tensor_s,
         call_s=links.calls(generator.replicas, tensors),
         wire_s=links.collective_s
         + generator.world_size * links.hop_s

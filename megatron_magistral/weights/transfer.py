@@ -5,7 +5,7 @@ them is collective. Order of an update:
 
     gather bucket 0        generation runs
     pause, begin           on every engine; a paused request keeps its KV cache
-    for each bucket k      broadcast bucket k  |  gather bucket k + 1 meanwhile
+    for each bucket        broadcast and load, see stream.py; the next is gathered meanwhile
     compare checksums      of what arrived with what was sent
     stamp, end, resume     the version is set only once every bucket has been loaded and checked
 
@@ -16,14 +16,13 @@ its phase and time, and an engine whose weights may be partial or wrong is never
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magistral.rollout.engine import (
@@ -36,15 +35,16 @@ from megatron_magistral.rollout.engine import (
     server_name,
 )
 from megatron_magistral.weights.checksum import ChecksumSettings
-from megatron_magistral.weights.engine_set import EngineSet, PendingCalls, Step
-from megatron_magistral.weights.flatten import FlatBucket, flatten
+from megatron_magistral.weights.engine_set import EngineSet, Step
 from megatron_magistral.weights.group import HostedGroup, host_group
 from megatron_magistral.weights.manifest import Layout, place
+from megatron_magistral.weights.stream import (
+    REPORT_GRACE_S,
+    BucketStream,
+    FlatSource,
+    TransferBroken,
+)
 from megatron_magistral.weights.verify import Verifier
-
-POLL_S = 0.0002
-# How long engines get to report, once one has broken a transfer or a connection.
-REPORT_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class WeightSender:
         """
         if self._group is None:
             raise RuntimeError("WeightSender.send needs a `connect`, also after a failed update")
-        source = _FlatSource(buckets, self._dtype)
+        source = FlatSource(buckets, self._dtype)
         try:
             return self._update(source, self._group, version)
         finally:
@@ -232,18 +232,19 @@ class WeightSender:
         self._engines.close()
         self._engines = EngineSet([])
 
-    def _update(self, source: _FlatSource, group: HostedGroup, version: int) -> UpdateTimings:
-        first = source.next()
+    def _update(self, source: FlatSource, group: HostedGroup, version: int) -> UpdateTimings:
+        first = source.prepare()
         if first is None:
             raise ValueError(f"update to version {version}: no buckets")
         if stranger := self._verifier.stranger(first):
             raise ValueError(f"update to version {version}: {stranger}")
+        del first  # its memory belongs to the stream
         self._verifier.begin(version)
         prepare_s = source.busy_s
         paused_at = time.monotonic()
         self._open_sessions(version)
         transfer_at = time.monotonic()
-        num_buckets, num_bytes = self._transfer(source, group, first, version)
+        stream = self._transfer(source, group, version)
         checksum_at = time.monotonic()
         compare = partial(self._verifier.compare, version=version)
         wrong = self._engines.run(Phase.CHECKSUM, compare)
@@ -251,8 +252,8 @@ class WeightSender:
         self._close_sessions(version, wrong)
         return UpdateTimings(
             version=version,
-            num_buckets=num_buckets,
-            num_bytes=num_bytes,
+            num_buckets=stream.num_buckets,
+            num_bytes=stream.num_bytes,
             prepare_s=prepare_s,
             pause_s=time.monotonic() - paused_at,
             transfer_s=checksum_at - transfer_at,
@@ -276,49 +277,18 @@ class WeightSender:
                 errors += self._engines.run(Phase.RESUME, EngineControl.resume, healthy)
                 self._fail(version, errors)
 
-    def _transfer(
-        self, source: _FlatSource, group: HostedGroup, first: FlatBucket, version: int
-    ) -> tuple[int, int]:
-        """Broadcast and load all buckets; returns their number and bytes."""
-        bucket: FlatBucket | None = first
-        num_buckets, num_bytes = 0, 0
-        while bucket is not None:
-            load = partial(
-                EngineControl.update_bucket, specs=bucket.specs, group_name=group.address.name
-            )
-            loading = self._engines.start(Phase.TRANSFER, load)
-            work = group.broadcast(bucket.data, self._timeouts.transfer_s)
-            self._verifier.add(bucket)
-            following = source.next()
-            why = self._wait_on_wire(work, loading)
-            if following is not None:
-                why = why or self._verifier.stranger(following)
-            if why or loading.wait():
-                self._abandon_group()
-                errors = loading.wait_for_failure(REPORT_GRACE_S)
-                raise UpdateFailed(_doing(version), errors, self._engines.names, why)
-            num_buckets += 1
-            num_bytes += bucket.num_bytes
-            bucket = following
-        if unsent := self._verifier.unsent():
-            self._abandon_group()
-            raise UpdateFailed(_doing(version), [], self._engines.names, f"never sent: {unsent}")
-        return num_buckets, num_bytes
-
-    def _wait_on_wire(self, work: dist.Work, loading: PendingCalls) -> str:
-        """Wait for a broadcast, but not for one that an engine has already given up.
-
-        Returns what went wrong, or an empty string.
-        """
-        while not work.is_completed():
-            if loading.failures():
-                return "broadcast given up"
-            time.sleep(POLL_S)
+    def _transfer(self, source: FlatSource, group: HostedGroup, version: int) -> BucketStream:
+        """Broadcast and load all buckets."""
+        timeout_s = self._timeouts.transfer_s
+        stream = BucketStream(source, group, self._engines, self._verifier, timeout_s)
         try:
-            work.wait()
-        except RuntimeError as error:
-            return f"broadcast failed: {error}"
-        return ""
+            stream.run()
+        except TransferBroken as broken:
+            self._abandon_group()
+            raise UpdateFailed(
+                _doing(version), broken.errors, self._engines.names, broken.why
+            ) from broken
+        return stream
 
     def _close_sessions(self, version: int, wrong: Sequence[EngineError]) -> None:
         """Stamp, end and resume all but those in `wrong`.
@@ -352,28 +322,6 @@ class WeightSender:
         if self._group is not None:
             self._group.abandon()
             self._group = None
-
-
-class _FlatSource:
-    """Pulls buckets, flattens them and counts the seconds that takes."""
-
-    def __init__(
-        self, buckets: Iterable[Sequence[tuple[str, Tensor]]], dtype: torch.dtype | None
-    ) -> None:
-        self._iterator: Iterator[Sequence[tuple[str, Tensor]]] = iter(buckets)
-        self._dtype = dtype
-        self.busy_s = 0.0
-
-    def next(self) -> FlatBucket | None:
-        start = time.monotonic()
-        named = next(self._iterator, None)
-        bucket = None if named is None else flatten(named, self._dtype)
-        self.busy_s += time.monotonic() - start
-        return bucket
-
-    def drain(self) -> None:
-        for _ in self._iterator:
-            pass
 
 
 def _doing(version: int) -> str:

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.broadcast.calibrate import links_of, predicted
+from benchmarks.broadcast.calibrate import (
+    calibrated,
+    links_of,
+    predicted,
+    relative_error,
+    variants,
+)
 from benchmarks.broadcast.launch import RankFailed, adopt_launcher, preload, run_local
 from benchmarks.broadcast.preflight import (
     Link,
@@ -53,7 +59,24 @@ def test_updates_reach_all_ranks_and_are_compared_with_a_bare_broadcast() -> Non
     assert len(result.trainer_extra_bytes) == len(result.generator_extra_bytes) == 2
     report = summarise(OPTIONS, result, step_s=60.0)
     assert report.whole_per_bare is not None and 0 < report.paused_share < 1
-    assert predicted(OPTIONS, links_of(result)).total_s > 0
+    assert {what for what, value in report.cpu_ms_per_mib.items() if value > 0} >= {
+        "bare, sender",
+        "update, receive",
+        "update, load",
+    }
+    links = links_of(result)
+    errors = [
+        abs(relative_error(predicted(OPTIONS, each), result))
+        for each in (calibrated(OPTIONS, result), links, replace(links, overlap=0.5))
+    ]
+    assert errors[0] == min(errors)
+
+
+def test_a_calibration_is_checked_on_settings_that_differ_in_one_thing() -> None:
+    fields = ("arch", "trainer", "generator", "bucket_bytes")
+    for name, setting in variants(OPTIONS):
+        changed = [f for f in fields if getattr(setting, f) != getattr(OPTIONS, f)]
+        assert len(changed) <= 1, name
 
 
 @pytest.mark.distributed

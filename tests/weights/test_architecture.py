@@ -10,16 +10,13 @@ import torch
 import transformers
 
 from megatron_magistral.weights.architecture import (
-    TRAINED_FAMILIES,
     ArchitectureError,
     Experts,
     Family,
     architecture_of,
     read_architecture,
-    read_config,
 )
 from tests.trainer.models import FAMILIES, hf_model
-from tests.weights.experts import EXPERT_FAMILIES, expert_config
 
 ROPES = {
     "default": dict(rope_type="default", rope_theta=5e5),
@@ -39,8 +36,7 @@ ROPES = {
 
 
 def test_every_family_is_tested() -> None:
-    assert set(FAMILIES) == TRAINED_FAMILIES
-    assert set(FAMILIES) | set(EXPERT_FAMILIES) == set(Family)
+    assert set(FAMILIES) == set(Family)
 
 
 @pytest.mark.parametrize("rope", ROPES)
@@ -70,6 +66,9 @@ def test_qwen_has_its_window_on_the_upper_layers_only() -> None:
         (transformers.LlamaConfig(attention_bias=True), "attention_bias=True"),
         (transformers.Qwen3MoeConfig(decoder_sparse_step=2), "decoder_sparse_step=2"),
         (transformers.Qwen3MoeConfig(mlp_only_layers=[0]), r"mlp_only_layers=\[0\]"),
+        (transformers.Qwen2MoeConfig(qkv_bias=False), "qkv_bias=False"),
+        (transformers.MixtralConfig(num_experts_per_tok=9), "must be from 1 to the 8 experts"),
+        (transformers.MixtralConfig(num_experts_per_tok=1), "the router cannot learn"),
         (transformers.LlamaConfig(hidden_act="gelu"), "hidden_act='gelu'"),
         (
             transformers.LlamaConfig(
@@ -101,9 +100,14 @@ def test_a_saved_config_reads_the_same(tmp_path: Path) -> None:
     assert read_architecture(tmp_path) == architecture_of(config)
 
 
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
-def test_a_model_with_experts_is_read_but_not_trained(family: str, tmp_path: Path) -> None:
-    expert_config(family).save_pretrained(tmp_path)
-    assert read_config(tmp_path / "config.json").experts == Experts(num=4, ffn_hidden_size=48)
-    with pytest.raises(ArchitectureError, match=f"model_type='{family}' has experts"):
-        read_architecture(tmp_path)
+def test_the_routing_of_each_family_is_read() -> None:
+    found = {
+        family: architecture_of(hf_model(family).config).experts
+        for family in ("llama", "mixtral", "qwen2_moe", "qwen3_moe")
+    }
+    assert found == {
+        "llama": None,
+        "mixtral": Experts(4, 48, top_k=2, normalises_scores=True),
+        "qwen2_moe": Experts(4, 48, top_k=2, normalises_scores=False, shared_ffn_hidden_size=96),
+        "qwen3_moe": Experts(4, 48, top_k=2, normalises_scores=True),
+    }

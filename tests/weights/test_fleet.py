@@ -5,7 +5,7 @@ Every test ends within bounds that are far below the suite's; none measures a ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from tests.rollout.fake_engine import FakeEngine, Fault
 from tests.weights.test_transfer import UPDATE_PATHS
 
 MANIFEST = (TensorSpec("a", (3, 5), "float32"), TensorSpec("b", (4,), "float32"))
-SETTINGS = FleetSettings(alive_s=3.0, restart_s=60.0)
+SETTINGS = FleetSettings(alive_s=3.0, wait_s=60.0)
 
 
 MakeFleet = Callable[..., Fleet]
@@ -51,9 +51,9 @@ def buckets(version: int) -> Iterator[list[tuple[str, Tensor]]]:
     yield [("b", torch.full((4,), float(version)))]
 
 
-def update(fleet: Fleet, version: int) -> list[Round]:
+def update(fleet: Fleet, version: int, pinned: Iterable[str] = ()) -> list[Round]:
     """All rounds of one update."""
-    fleet.begin(version)
+    fleet.begin(version, pinned)
     rounds = [fleet.round(buckets(version))]
     while rounds[-1] is Round.AGAIN:
         rounds.append(fleet.round(buckets(version)))
@@ -76,6 +76,26 @@ def test_an_update_without_faults_is_one_round(engines, make_fleet) -> None:
         assert update(fleet, version) == [Round.DONE]
         assert fleet.serving == ["e0", "e1"]
         assert all(serves(engine, version) for engine in engines)
+
+
+def test_a_pinned_engine_keeps_its_version_until_it_is_released(engines, make_fleet) -> None:
+    fleet = make_fleet(engines)
+    fleet.connect()
+    update(fleet, 1)
+    assert update(fleet, 2, pinned=["e0"]) == [Round.DONE]
+    assert fleet.serving == ["e1"]
+    assert serves(engines[0], 1) and serves(engines[1], 2)
+    assert update(fleet, 3) == [Round.DONE]
+    assert all(serves(engine, 3) for engine in engines)
+
+
+def test_a_pinned_engine_is_updated_where_it_is_the_last_one(engines, make_fleet) -> None:
+    fleet = make_fleet(engines)
+    fleet.connect()
+    update(fleet, 1)
+    engines[1].faults[UPDATE_PATHS[Phase.BEGIN]] = Fault.DIE
+    assert update(fleet, 2, pinned=["e0"])[-1] is Round.DONE
+    assert fleet.serving == ["e0"] and serves(engines[0], 2)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +164,7 @@ def test_a_hung_engine_ends_within_the_bound_of_its_phase(engines, make_fleet) -
 
 
 def test_no_engine_left_is_a_failure_that_names_all(engines, make_fleet) -> None:
-    fleet = make_fleet(engines, FleetSettings(alive_s=0.2, restart_s=0.5))
+    fleet = make_fleet(engines, FleetSettings(alive_s=0.2, wait_s=0.5))
     fleet.connect()
     for engine in engines:
         engine.faults[UPDATE_PATHS[Phase.PAUSE]] = Fault.DIE
@@ -169,7 +189,7 @@ def test_the_last_engine_is_waited_for_while_it_restarts(engines, make_fleet) ->
 
 
 def test_every_round_iterates_all_buckets(engines, make_fleet) -> None:
-    fleet = make_fleet(engines, FleetSettings(alive_s=0.2, restart_s=0.2))
+    fleet = make_fleet(engines, FleetSettings(alive_s=0.2, wait_s=0.2))
     fleet.connect()
     for engine in engines:
         engine.close()

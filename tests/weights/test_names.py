@@ -12,22 +12,22 @@ from safetensors.torch import load_file
 from megatron_magistral.weights.architecture import Architecture, architecture_of
 from megatron_magistral.weights.names import (
     hf_shapes,
+    name_in_model,
     padded_vocab_size,
     parameters,
     shard,
     shard_shape,
     unshard,
 )
-from tests.trainer.models import FAMILIES, VOCAB_SIZE, hf_model
-from tests.weights.experts import EXPERT_FAMILIES, expert_model
+from tests.trainer.models import EXPERT_FAMILIES, FAMILIES, VOCAB_SIZE, by_checkpoint_name, hf_model
 
-MODELS = [(family, tied) for family in (*FAMILIES, *EXPERT_FAMILIES) for tied in (False, True)]
+MODELS = [(family, tied) for family in FAMILIES for tied in (False, True)]
 
 
 @functools.cache
 def _model(family: str, tied: bool) -> tuple[Architecture, dict[str, torch.Tensor]]:
     """The tensors as a checkpoint has them, each expert's its own."""
-    model = (hf_model if family in FAMILIES else expert_model)(family, tied=tied)
+    model = hf_model(family, tied=tied)
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         return architecture_of(model.config), load_file(f"{directory}/model.safetensors")
@@ -111,3 +111,34 @@ def test_the_parameters_of_an_expert_carry_its_number() -> None:
     params = parameters(arch).values()
     assert {p.expert for p in params} == {None, 0, 1, 2, 3}
     assert all((f".local_experts.{p.expert}." in p.name) == (p.expert is not None) for p in params)
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_the_tests_name_the_tensors_of_experts_as_a_checkpoint_does(family: str) -> None:
+    _, tensors = _model(family, False)
+    found = by_checkpoint_name(family, hf_model(family).state_dict())
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("output_layer.weight", "output_layer.weight"),
+        (
+            "decoder.layers.1.mlp.shared_experts.linear_fc1.weight",
+            "decoder.layers.7.mlp.shared_experts.linear_fc1.weight",
+        ),
+        (
+            "decoder.layers.0.mlp.experts.local_experts.1.linear_fc2.weight",
+            "decoder.layers.6.mlp.experts.local_experts.13.linear_fc2.weight",
+        ),
+        (
+            "decoder.layers.0.mlp.experts.linear_fc1.weight11",
+            "decoder.layers.6.mlp.experts.local_experts.23.linear_fc1.weight",
+        ),
+    ],
+)
+def test_a_name_in_a_chunk_becomes_that_in_the_model(name: str, want: str) -> None:
+    """The second chunk of six layers, the second of ranks with twelve experts."""
+    assert name_in_model(name, layers=range(6, 12), first_expert=12) == want

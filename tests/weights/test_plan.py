@@ -66,23 +66,25 @@ def architecture(**changes: object) -> Architecture:
     return Architecture(**(values | changes))  # type: ignore[arg-type]
 
 
+def _experts(num: int) -> Experts:
+    return Experts(num, ffn_hidden_size=8, top_k=2, normalises_scores=True)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Any layouts on both sides, and a small model that they can divide."""
     has_experts = draw(st.booleans())
     tp, pp, vpp = draw(SIZES), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2]))
-    ep, etp = (draw(SIZES), draw(SIZES)) if has_experts else (1, 1)
+    ep = draw(SIZES) if has_experts else 1
     # The ranks of a stage are shared by dense copies and by experts: both must divide them.
-    dp = draw(st.sampled_from([1, 2])) * max(1, ep * etp // tp)
+    dp = draw(st.sampled_from([1, 2])) * max(1, ep // tp)
     vpp = vpp if pp > 1 else 1
     engine_tp = draw(st.sampled_from([1, 2, 4, 8]))
     engine_ep = draw(st.sampled_from([e for e in (1, 2, 4) if engine_tp % e == 0]))
     kv_heads = tp * draw(st.sampled_from([1, 2]))
     arch = architecture(
         family=Family.QWEN3_MOE if has_experts else Family.QWEN3,
-        experts=Experts(num=4 * draw(st.sampled_from([1, 2])), ffn_hidden_size=8)
-        if has_experts
-        else None,
+        experts=_experts(4 * draw(st.sampled_from([1, 2]))) if has_experts else None,
         num_layers=pp * vpp,
         num_kv_heads=kv_heads,
         num_heads=max(8, kv_heads),
@@ -92,7 +94,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
     return Case(
         arch,
-        TrainerLayout(tp=tp, pp=pp, vpp=vpp, dp=dp, ep=ep, etp=etp),
+        TrainerLayout(tp=tp, pp=pp, vpp=vpp, dp=dp, ep=ep),
         GeneratorLayout(
             replicas=draw(st.integers(1, 5)), tp=engine_tp, ep=engine_ep if has_experts else 1
         ),
@@ -288,8 +290,8 @@ def test_local_parts_of_all_ranks_follow_each_other(case: Case) -> None:
     ("trainer", "generator", "words"),
     [
         (TrainerLayout(tp=3), GeneratorLayout(), "tp = 3 must divide the model's 8 attention"),
-        (TrainerLayout(ep=3, dp=3), GeneratorLayout(), "trainer ep = 3 must divide the 4 experts"),
-        (TrainerLayout(ep=4), GeneratorLayout(), "etp x ep = 4 must divide the 1 ranks"),
+        (TrainerLayout(ep=3, dp=3), GeneratorLayout(), "ep = 3 must divide the model's 4 experts"),
+        (TrainerLayout(ep=4), GeneratorLayout(), "ep x etp = 4 must divide the tp x dp = 1 ranks"),
         (TrainerLayout(), GeneratorLayout(tp=3), "generator tp = 3 and the 4 key/value heads"),
         (TrainerLayout(), GeneratorLayout(tp=2, ep=4), "generator ep = 4 must divide the 2 ranks"),
     ],
@@ -297,7 +299,7 @@ def test_local_parts_of_all_ranks_follow_each_other(case: Case) -> None:
 def test_layouts_that_do_not_fit_are_refused_by_name(
     trainer: TrainerLayout, generator: GeneratorLayout, words: str
 ) -> None:
-    arch = architecture(family=Family.QWEN3_MOE, experts=Experts(4, 8))
+    arch = architecture(family=Family.QWEN3_MOE, experts=_experts(4))
     for make in (gather_plan, direct_plan):
         with pytest.raises(LayoutError, match=words):
             make(arch, trainer, generator)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from megatron_magistral.weights.plan_cli import app
-from tests.weights.experts import expert_config
+from tests.trainer.models import hf_model
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -27,6 +27,21 @@ def test_the_table_and_the_file_say_the_same(tmp_path: Path) -> None:
         assert f"{prediction['total_s']:.2f}" in output
 
 
+def test_the_tables_fit_into_80_columns(tmp_path: Path) -> None:
+    """Every number of the longest rows is there as a whole, and no line is longer."""
+    path = tmp_path / "plan.json"
+    arguments = ["--pp", "2", "--gpus", "4096", "--link", "nic_gb_s=0.1", "--json", str(path)]
+    result = CliRunner().invoke(app, ["weights", *arguments], env={"COLUMNS": "80"})
+    assert result.exit_code == 0 and "…" not in result.output
+    first_line, *lines = result.output.splitlines()
+    assert "magistral-small-24b" in first_line and all(len(line) <= 80 for line in lines)
+    for p in json.loads(path.read_text())["predictions"]:
+        numbers = ("total_s", "pause_s", "first_bucket_s", "gather_s", "convert_s", "wire_s")
+        shown = [f"{p[number]:.2f}" for number in numbers]
+        rows = [line.split() for line in lines if line.split()[:1] == ["4096"]]
+        assert all(any(value in row for row in rows) for value in shown), p
+
+
 def test_a_link_that_is_named_counts(tmp_path: Path) -> None:
     paths = [tmp_path / "usual.json", tmp_path / "slow.json"]
     run("--gpus", "64", "--json", str(paths[0]))
@@ -36,7 +51,7 @@ def test_a_link_that_is_named_counts(tmp_path: Path) -> None:
 
 
 def test_a_config_with_experts_is_read(tmp_path: Path) -> None:
-    expert_config("qwen3_moe").save_pretrained(tmp_path)
+    hf_model("qwen3_moe").config.save_pretrained(tmp_path)
     config = str(tmp_path / "config.json")
     layout = ["--tp", "2", "--ep", "4", "--generator-tp", "2", "--generator-ep", "2"]
     code, output = run("--model", config, "--gpus", "16", *layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from megatron_magistral.rollout.engine import ControlTimeouts, EngineTimeout, Phase, TensorSpec
 from megatron_magistral.rollout.sglang_plugin import STATE_KEY
+from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.transfer import EngineAddress, UpdateFailed, WeightSender
 from tests.rollout.fake_engine import FakeEngine, Fault
 
@@ -258,3 +260,86 @@ def test_a_tensor_that_is_not_in_the_manifest_stops_the_update(position, sender,
     for engine in engines:
         assert engine.version == "default"
         assert engine.paused == (position > 0)
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_tensor_of_another_dtype_than_the_manifest_says_stops_the_update(
+    position, sender, engines
+) -> None:
+    sender.connect(addresses(engines))
+    sender.send(some_buckets(1.0), 1)
+    buckets = some_buckets(2.0)
+    name, tensor = buckets[position].pop()
+    buckets[position].append((name, tensor.to(torch.float16)))
+    with pytest.raises((ValueError, UpdateFailed), match=r"dtype='float16'.*dtype='float32'"):
+        sender.send(buckets, 2)
+    for engine in engines:
+        assert engine.version == "1"
+        assert engine.paused == (position > 0)  # before the pause nothing has changed
+
+
+def test_a_bucket_that_an_engine_lost_is_found_out_also_outside_the_sample(engines) -> None:
+    """Every update checks a tensor of every bucket, whatever the sample is."""
+    rarely = ChecksumSettings(sample_stride=1 << 20, full_every=1 << 20)
+    with WeightSender(MANIFEST, backend="gloo", checksums=rarely) as sender:
+        sender.connect(addresses(engines))
+        sender.send(some_buckets(1.0), 1)  # the first one checks all
+        load = UPDATE_PATHS[Phase.TRANSFER]
+        for sound in (0, 1):  # buckets of the next update that arrive
+            engines[0].faults[load] = Fault.LOSE
+            engines[0].sound_calls[load] = engines[0].calls.count(load) + sound
+            with pytest.raises(UpdateFailed, match="engine engine0: compare checksums") as failure:
+                sender.send(some_buckets(2.0), 2)
+            assert failure.value.quarantined == ("engine0",)
+            assert engines[0].paused and engines[0].version == "1"
+            engines[0].faults.clear()
+            sender.connect(addresses(engines))
+            sender.send(some_buckets(1.0), 1)
+    assert_holds(engines[0], 1.0, 1)
+
+
+def test_engines_that_join_in_the_reverse_order_have_their_own_ranks(sender, engines) -> None:
+    engines[0].faults["/init_weights_update_group"] = Fault.DELAY
+    sender.connect(addresses(engines))
+    sender.send(some_buckets(1.0), 1)
+    for engine in engines:
+        assert_holds(engine, 1.0, 1)
+
+
+def test_an_engine_that_waits_for_a_bucket_which_never_comes_is_free_at_once(engines) -> None:
+    """The other one refuses its call when both have been called and nothing is on the wire."""
+    bad, good = engines
+    load = UPDATE_PATHS[Phase.TRANSFER]
+    bounds = ControlTimeouts(end_s=5.0)  # far less than the engines' own bound for a broadcast
+    with WeightSender(MANIFEST, backend="gloo", timeouts=bounds) as sender:
+        sender.connect(addresses(engines))
+        bad.faults[load] = Fault.REFUSE
+        bad.sound_calls[load] = 1
+        with pytest.raises(UpdateFailed, match="engine engine0: transfer bucket failed"):
+            sender.send(some_buckets(1.0), 1)
+        assert good.paused and good.version == "default"
+        bad.faults.clear()
+        sender.connect(addresses(engines))
+        sender.send(some_buckets(2.0), 2)
+    for engine in engines:
+        assert_holds(engine, 2.0, 2)
+
+
+def test_the_next_call_waits_at_the_engine_while_a_bucket_is_loaded(sender, engines) -> None:
+    """A bucket that is loaded slowly does not hold up the call for the next one."""
+    load = UPDATE_PATHS[Phase.TRANSFER]
+    engine = engines[0]
+    sender.connect(addresses(engines[:1]))
+    called_before_answer = []
+    handle = engine.update_weights_from_distributed
+
+    def slow(payload):
+        answer = handle(payload)
+        time.sleep(0.3)
+        called_before_answer.append(engine.calls.count(load))
+        return answer
+
+    engine.update_weights_from_distributed = slow
+    sender.send(some_buckets(1.0), 1)
+    assert called_before_answer == [2, 2]
+    assert_holds(engine, 1.0, 1)
