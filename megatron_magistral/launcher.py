@@ -2,6 +2,7 @@
 
 prepare        makes the world and the initial model, where the config asks for them
 sft            trainer ranks
+selection      SGLang servers and verifier service, where pass@1 decides which weights of SFT stay
 rl             trainer ranks, SGLang servers, verifier service, rollout controller
 
 `magistral resume` does what is left of that: stages that have ended are not repeated, the one that
@@ -11,18 +12,19 @@ checked before anything starts.
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from megatron_magistral.cluster import (
+    RestartPolicy,
     Role,
     Supervisor,
     free_ports,
-    python_module,
     trainer_roles,
 )
 from megatron_magistral.config import Config
@@ -37,6 +39,15 @@ from megatron_magistral.preflight import (
     fixed_ports,
     make_run_folder,
 )
+from megatron_magistral.restart_requests import RestartRequests
+from megatron_magistral.role_commands import (
+    controller_command,
+    generator_settings,
+    prepare_command,
+    selection_command,
+    trainer_command,
+    verifier_command,
+)
 from megatron_magistral.rollout.sglang_server import (
     Device,
     ServerSettings,
@@ -44,7 +55,8 @@ from megatron_magistral.rollout.sglang_server import (
     server_command,
     server_environment,
 )
-from megatron_magistral.run_folder import RunFolder, Stage
+from megatron_magistral.run_folder import RunFolder, Stage, stages_of
+from megatron_magistral.stopping import saving_when_stopped
 from megatron_magistral.trainer.checkpoint_files import CheckpointError, CheckpointFolder
 from megatron_magistral.trainer.fingerprint import training_values
 
@@ -66,50 +78,70 @@ class Ports:
             generators = fixed_ports(config)
         return Ports(rendezvous, controller, tuple(generators))
 
+    @property
+    def generator_urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self.generators]
+
 
 def prepare_role(run: RunFolder) -> Role:
-    return _python_role("prepare", "megatron_magistral.prepare", run)
+    return _role("prepare", prepare_command(run), run)
 
 
 def sft_roles(config: Config, run: RunFolder, port: int) -> list[Role]:
-    return _trainers(config, run, "sft", port)
+    command = trainer_command(run, Stage.SFT)
+    return trainer_roles(command, config.parallel.world_size, run.log, port=port)
+
+
+def selection_roles(
+    config: Config, run: RunFolder, ports: Ports, context_length: int
+) -> list[Role]:
+    """The trainers of SFT have ended: generators may have their GPUs."""
+    services = _services(config, run, ports, context_length, first_gpu=0)
+    return [*services, _role("selection", selection_command(run, ports.generator_urls), run)]
 
 
 def rl_roles(config: Config, run: RunFolder, ports: Ports, context_length: int) -> list[Role]:
     """Servers first: they take longest to start."""
+    world_size = config.parallel.world_size
+    # Trainer rank r has GPU r; generators have those after them.
+    services = _services(config, run, ports, context_length, first_gpu=world_size)
+    urls = ports.generator_urls
+    controller = _role("controller", controller_command(run, ports.controller, urls), run)
+    command = trainer_command(
+        run, Stage.RL, controller=f"http://127.0.0.1:{ports.controller}", generators=urls
+    )
+    trainers = trainer_roles(command, world_size, run.log, port=ports.rendezvous)
+    return [*services, controller, *trainers]
+
+
+def _services(
+    config: Config, run: RunFolder, ports: Ports, context_length: int, *, first_gpu: int
+) -> list[Role]:
+    """Generators and the verifier service."""
     generators = [
         Role(
             f"generator-{i}",
             tuple(server_command(settings)),
             run.log(f"generator-{i}"),
             server_environment(settings, os.environ),
+            generator_restarts(config),
+            address=f"{settings.host}:{settings.port}",
         )
-        for i, settings in enumerate(_server_settings(config, run, ports, context_length))
+        for i, settings in enumerate(
+            _server_settings(config, run, ports, context_length, first_gpu)
+        )
     ]
-    urls = ",".join(f"http://127.0.0.1:{port}" for port in ports.generators)
-    verifier = Role(
-        "verifier", _verifier_command(config, run), run.log("verifier"), dict(os.environ)
+    verifier = replace(
+        _role("verifier", verifier_command(config, "--socket", str(run.verifier_socket)), run),
+        restarts=RestartPolicy(config.verifier.max_restarts),
     )
-    controller = _python_role(
-        "controller",
-        "megatron_magistral.rollout.role",
-        run,
-        "--port",
-        str(ports.controller),
-        "--generators",
-        urls,
-    )
-    trainers = _trainers(
-        config,
-        run,
-        "rl",
-        ports.rendezvous,
-        "--controller",
-        f"http://127.0.0.1:{ports.controller}",
-        "--generators",
-        urls,
-    )
-    return [*generators, verifier, controller, *trainers]
+    return [*generators, verifier]
+
+
+def generator_restarts(config: Config) -> RestartPolicy:
+    """One that has ended comes back, and gets all weights before it serves; others go on."""
+    recovery = config.generator.recovery
+    return RestartPolicy(recovery.max_restarts, recovery.restart_backoff_s, pool="generators")
 
 
 def planned_roles(config: Config, run: RunFolder, context_length: int) -> dict[str, list[Role]]:
@@ -118,6 +150,8 @@ def planned_roles(config: Config, run: RunFolder, context_length: int) -> dict[s
     stages = {"prepare": [prepare_role(run)]}
     if config.sft is not None:
         stages["sft"] = sft_roles(config, run, ports.rendezvous)
+    if config.selects:
+        stages["selection"] = selection_roles(config, run, ports, context_length)
     if config.rl is not None:
         stages["rl"] = rl_roles(config, run, ports, context_length)
     return stages
@@ -148,21 +182,35 @@ def resume(config: Config, run: RunFolder, console: Console, *, step: int | None
     inputs = check_inputs(config)
     check_machine(config)
     with run.lock("launcher"):
-        for role in ("trainer", "controller"):
-            with run.lock(role):  # what a killed launcher had started has ended too
-                pass
-        extend(config, run)
-        stage = _unfinished(config, run)
-        if stage is not None:
-            _check_checkpoint(config, run, stage, step, console)
-        elif step is not None:
-            raise CheckpointError(
-                f"{run.root}: every stage has ended, none goes back to step {step}"
-            )
-        run.replace_config(dump(config))
-        run.verifier_socket.unlink(missing_ok=True)
-        run.phase.unlink(missing_ok=True)
+        reopen(config, run, console, step=step)
         _run_stages(config, run, inputs, console)
+
+
+def reopen(
+    config: Config,
+    run: RunFolder,
+    console: Console,
+    *,
+    step: int | None = None,
+    sizes_only: bool = False,
+) -> None:
+    """Make an interrupted run ready to go on with `config`. Raises what `resume` does of it.
+
+    With `sizes_only` a checkpoint is not read here: trainers read theirs in parallel.
+    """
+    for role in ("trainer", "controller"):
+        with run.lock(role):  # what a killed launcher had started has ended too
+            pass
+    extend(config, run)
+    stage = unfinished_stage(config, run)
+    if stage is not None:
+        _check_checkpoint(config, run, stage, step, console, sizes_only=sizes_only)
+    elif step is not None:
+        raise CheckpointError(f"{run.root}: every stage has ended, none goes back to step {step}")
+    run.replace_config(dump(config))
+    run.verifier_socket.unlink(missing_ok=True)
+    run.phase.unlink(missing_ok=True)
+    run.stop_requested.unlink(missing_ok=True)
 
 
 def open_run_folder(path: Path) -> RunFolder:
@@ -182,28 +230,33 @@ def extend(config: Config, run: RunFolder) -> None:
     last = Stage.RL if config.rl is not None else Stage.SFT
     for stage in (Stage.SFT, Stage.RL):
         now, had = getattr(config, stage), getattr(before, stage)
-        if not run.is_finished(stage) or now is None or now.num_steps == had.num_steps:
+        if not run.is_finished(stage) or now is None or now.length == had.length:
             continue
-        if stage is not last or now.num_steps < had.num_steps:
+        (key, length), (had_key, had_length) = now.length, had.length
+        if stage is not last or key != had_key or length < had_length:
             raise Refused(
-                f"{stage}.num_steps = {now.num_steps}: the stage has ended after {had.num_steps} "
-                "steps; only the last stage of a run can go on beyond its end"
+                f"{stage}.{key} = {length}: the stage has ended after {had_length} "
+                f"{had_key.removeprefix('num_')}; only the last stage of a run can go on beyond "
+                "its end"
             )
         run.reopen(stage)
+        if stage is Stage.SFT and run.is_finished(Stage.SELECTION):
+            run.reopen(Stage.SELECTION)
 
 
-def _unfinished(config: Config, run: RunFolder) -> Stage | None:
+def unfinished_stage(config: Config, run: RunFolder) -> Stage | None:
     """The first stage that has not ended."""
-    stages = [Stage.PREPARE]
-    if config.sft is not None:
-        stages.append(Stage.SFT)
-    if config.rl is not None:
-        stages.append(Stage.RL)
-    return next((stage for stage in stages if not run.is_finished(stage)), None)
+    return next((stage for stage in stages_of(config) if not run.is_finished(stage)), None)
 
 
 def _check_checkpoint(
-    config: Config, run: RunFolder, stage: Stage, step: int | None, console: Console
+    config: Config,
+    run: RunFolder,
+    stage: Stage,
+    step: int | None,
+    console: Console,
+    *,
+    sizes_only: bool,
 ) -> None:
     """Say where the stage will go on. Raises CheckpointError if it cannot."""
     folder = CheckpointFolder(run.checkpoints(stage))
@@ -223,7 +276,7 @@ def _check_checkpoint(
     if latest is None:
         console.print(f"{stage} has no checkpoint yet and begins anew", highlight=False)
         return
-    folder.verify(latest)
+    folder.verify(latest, sizes_only=sizes_only)
     folder.check_training(latest, training_values(config, stage))
     console.print(f"{stage} goes on after step {latest}", highlight=False)
 
@@ -236,10 +289,20 @@ def _run_stages(config: Config, run: RunFolder, inputs: Inputs, console: Console
     num_steps = {
         stage: section.num_steps
         for stage, section in (("sft", config.sft), ("rl", config.rl))
-        if section is not None
+        if section is not None and section.num_steps is not None
     }
     view = RunView(console, run.metrics, num_steps, run.phase, since=time.time())
-    with Supervisor() as supervisor, view:
+
+    def say(line: str) -> None:
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    requests = RestartRequests(run.restarts)
+    grace_s = config.checkpoint.grace_s
+    with (
+        Supervisor(requests=requests, say=say) as supervisor,
+        view,
+        saving_when_stopped(supervisor, run, grace_s),
+    ):
         if not run.is_finished(Stage.PREPARE):
             view.phase("preparing data and model")
             supervisor.start(prepare_role(run))
@@ -248,6 +311,14 @@ def _run_stages(config: Config, run: RunFolder, inputs: Inputs, console: Console
         if config.sft is not None and not run.is_finished(Stage.SFT):
             _run_stage(supervisor, view, sft_roles(config, run, free_ports(1)[0]), "SFT cold start")
             run.mark_finished(Stage.SFT)
+        if config.selects and not run.is_finished(Stage.SELECTION):
+            roles = selection_roles(config, run, Ports.choose(config), inputs.context_length)
+            _run_stage(supervisor, view, roles, "measuring which weights of SFT are best")
+            run.mark_finished(Stage.SELECTION)
+            chosen = json.loads(run.sft_selected.read_text(encoding="utf-8"))
+            view.phase(
+                "SFT: kept the weights after {step} steps, pass@1 {pass_at_1:.3f}".format(**chosen)
+            )
         if config.rl is not None and not run.is_finished(Stage.RL):
             roles = rl_roles(config, run, Ports.choose(config), inputs.context_length)
             _run_stage(supervisor, view, roles, "RL: starting generators, verifiers and trainers")
@@ -262,53 +333,28 @@ def _run_stage(supervisor: Supervisor, view: RunView, roles: list[Role], phase: 
     view.phase(phase)
     for role in roles:
         supervisor.start(role)
-    finishing = [role.name for role in roles if role.name.startswith(("trainer", "controller"))]
+    ending = ("trainer", "controller", "selection")
+    finishing = [role.name for role in roles if role.name.startswith(ending)]
     supervisor.wait_for(finishing, tick=view.refresh)
     view.refresh()
     supervisor.stop_all()
 
 
 def _server_settings(
-    config: Config, run: RunFolder, ports: Ports, context_length: int
+    config: Config, run: RunFolder, ports: Ports, context_length: int, first_gpu: int
 ) -> list[ServerSettings]:
     tp, on_gpus = config.generator.tensor_parallel, detect_device() is Device.CUDA
     return [
-        ServerSettings(
-            model_dir=run.rl_model(config),
+        generator_settings(
+            config,
+            run,
             port=port,
             context_length=context_length,
-            tp=tp,
-            # Trainer rank r has GPU r; generators have those after them.
-            base_gpu_id=config.parallel.world_size + index * tp if on_gpus else None,
-            dtype=config.generator.dtype,
-            max_total_tokens=config.generator.max_total_tokens,
-            extra_args=config.generator.extra_arguments,
+            base_gpu_id=first_gpu + index * tp if on_gpus else None,
         )
         for index, port in enumerate(ports.generators)
     ]
 
 
-def _verifier_command(config: Config, run: RunFolder) -> tuple[str, ...]:
-    slots = config.verifier.num_slots or os.cpu_count() or 1
-    return python_module(
-        "verifier_sandbox",
-        "serve",
-        "--socket",
-        str(run.verifier_socket),
-        "--num-slots",
-        str(slots),
-        "--num-maths-workers",
-        str(config.verifier.num_maths_workers),
-    )
-
-
-def _trainers(config: Config, run: RunFolder, stage: str, port: int, *arguments: str) -> list[Role]:
-    command = python_module(
-        "megatron_magistral.trainer.role", "--run", str(run.root), "--stage", stage, *arguments
-    )
-    return trainer_roles(command, config.parallel.world_size, run.log, port=port)
-
-
-def _python_role(name: str, module: str, run: RunFolder, *arguments: str) -> Role:
-    command = python_module(module, "--run", str(run.root), *arguments)
+def _role(name: str, command: tuple[str, ...], run: RunFolder) -> Role:
     return Role(name, command, run.log(name), dict(os.environ))

@@ -1,16 +1,27 @@
 """The supervisor with real processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from megatron_magistral.cluster import Role, RoleFailed, StageTimeout, Supervisor, tail
+from megatron_magistral.cluster import (
+    RestartPolicy,
+    Role,
+    RoleFailed,
+    StageTimeout,
+    Supervisor,
+    tail,
+)
+from megatron_magistral.restart_requests import RestartRequest, RestartRequests
 
 
 def role(tmp_path: Path, name: str, code: str) -> Role:
@@ -122,3 +133,131 @@ def test_roles_end_when_the_supervisor_is_killed(tmp_path):
     supervisor.send_signal(signal.SIGKILL)
     supervisor.wait(10)
     wait_until(lambda: gone(int(tail(log))))
+
+
+# --- restarts ---------------------------------------------------------------------------------
+
+SLEEPS = "import os, time; print(os.getpid()); time.sleep(120)"
+
+
+def restartable(tmp_path: Path, name: str, code: str, max_restarts: int, pool: str = "") -> Role:
+    policy = RestartPolicy(max_restarts, backoff_s=0.05, pool=pool)
+    return replace(role(tmp_path, name, code), restarts=policy, address=f"{name}:1")
+
+
+def pids(log: Path) -> list[int]:
+    return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+class Seen(Exception):
+    """What was waited for has been seen."""
+
+
+def supervise_until(supervisor: Supervisor, condition: Callable[[], bool]) -> None:
+    """Supervise processes of which none ends by itself, until `condition` holds."""
+
+    def tick() -> None:
+        if condition():
+            raise Seen
+
+    with pytest.raises(Seen):
+        supervisor.wait_for(["work"], tick=tick, tick_s=0.02, timeout_s=60)
+
+
+def after_some_starts(log: Path, number: int) -> str:
+    """Code that fails at its first starts, ends well at start `number`, and writes a line each."""
+    return (
+        "from pathlib import Path\n"
+        f"log = Path({str(log)!r})\n"
+        "log.open('a').write('x')\n"
+        f"raise SystemExit(len(log.read_text()) < {number})"
+    )
+
+
+def test_a_role_that_fails_is_started_anew_and_each_restart_is_told(tmp_path):
+    told: list[str] = []
+    code = after_some_starts(tmp_path / "starts", 3)
+    with Supervisor(grace_s=5, say=told.append) as supervisor:
+        supervisor.start(restartable(tmp_path, "shaky", code, max_restarts=2))
+        supervisor.wait_for(["shaky"], tick_s=0.02, timeout_s=30)
+        assert supervisor.num_restarts == {"shaky": 2}
+    assert len(told) == 2
+    why = r"shaky ended with exit code 1 after \d+ s"
+    assert re.match(rf"{why}; restart 1 of 2 in 0.05 s; see .*shaky.log", told[0])
+    assert re.match(rf"{why}; restart 2 of 2 in 0.1 s; see .*shaky.log", told[1])
+
+
+def test_a_role_that_fails_beyond_its_restarts_ends_the_run(tmp_path):
+    with (
+        Supervisor(grace_s=5, say=lambda line: None) as supervisor,
+        pytest.raises(RoleFailed, match=r"(?s)broken ended .* after 2 restarts; .*words.*words"),
+    ):
+        code = "print('words'); raise SystemExit(1)"
+        supervisor.start(restartable(tmp_path, "broken", code, max_restarts=2))
+        supervisor.wait_for(["broken"], tick_s=0.02, timeout_s=30)
+
+
+def test_the_run_goes_on_while_one_of_a_pool_is_left_and_ends_with_the_last(tmp_path):
+    told: list[str] = []
+    with Supervisor(grace_s=5, say=told.append) as supervisor:
+        for name in ("a", "b"):
+            supervisor.start(restartable(tmp_path, name, SLEEPS, max_restarts=0, pool="engines"))
+        supervisor.start(role(tmp_path, "work", SLEEPS))
+        wait_until(lambda: all(pids(tmp_path / f"{name}.log") for name in ("a", "b")))
+
+        def kill(name: str) -> None:
+            os.kill(pids(tmp_path / f"{name}.log")[-1], signal.SIGKILL)
+
+        kill("a")
+        supervise_until(supervisor, lambda: bool(told))
+        assert "a was killed by SIGKILL after" in told[0] and "goes on with b" in told[0]
+        kill("b")
+        with pytest.raises(RoleFailed, match="b was killed by SIGKILL"):
+            supervisor.wait_for(["work"], tick_s=0.02, timeout_s=30)
+
+
+def test_what_a_dead_role_had_started_is_gone_before_its_successor_starts(tmp_path):
+    log = tmp_path / "parent.log"
+    code = (
+        "import os, subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        f"before = Path({str(log)!r}).read_text().split()\n"
+        "alive = [pid for pid in before if Path(f'/proc/{pid}').exists()\n"
+        "         and ') Z' not in Path(f'/proc/{pid}/stat').read_text()]\n"
+        "if before: print('alive', alive); raise SystemExit(0)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid)\n"
+        "os._exit(1)\n"
+    )
+    with Supervisor(grace_s=5, say=lambda line: None) as supervisor:
+        supervisor.start(restartable(tmp_path, "parent", code, max_restarts=1))
+        supervisor.wait_for(["parent"], tick_s=0.02, timeout_s=30)
+    assert log.read_text().splitlines()[1] == "alive []"
+
+
+def test_a_process_that_hangs_is_replaced_on_request(tmp_path):
+    told: list[str] = []
+    requests = RestartRequests(tmp_path / "restarts")
+    log = tmp_path / "hangs.log"
+    with Supervisor(grace_s=5, requests=requests, say=told.append) as supervisor:
+        supervisor.start(restartable(tmp_path, "hangs", SLEEPS, max_restarts=1))
+        wait_until(lambda: pids(log))
+        os.kill(pids(log)[0], signal.SIGSTOP)
+        requests.ask(RestartRequest("hangs:1", silent_since=time.time(), why="does not answer"))
+        supervisor.start(role(tmp_path, "work", SLEEPS))
+        supervise_until(supervisor, lambda: len(pids(log)) == 2)
+        assert gone(pids(log)[0])
+    assert len(told) == 1
+    assert "hangs was asked to be restarted, as it does not answer, after" in told[0]
+
+
+def test_a_request_about_the_process_before_leaves_its_successor_alone(tmp_path):
+    requests = RestartRequests(tmp_path / "restarts")
+    asked = time.time()
+    with Supervisor(grace_s=5, requests=requests) as supervisor:
+        supervisor.start(restartable(tmp_path, "new", SLEEPS, max_restarts=1))
+        requests.ask(RestartRequest("new:1", silent_since=asked, why="did not answer"))
+        with pytest.raises(StageTimeout):
+            supervisor.wait_for(["new"], tick_s=0.02, timeout_s=0.5)
+        assert supervisor.num_restarts == {}
+        assert requests.take("new:1") is None

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,6 +36,9 @@ UNKNOWN_VERSION = -1  # weights loaded from disk: SGLang calls their version "de
 # Below the 5 s after which the server closes an idle connection: a request sent on a connection
 # that is just being closed looks like a dead server.
 KEEPALIVE_S = 3.0
+
+# Of one attempt to get a sign of life.
+SIGN_OF_LIFE_S = 5.0
 
 
 class Phase(StrEnum):
@@ -54,6 +58,7 @@ class Phase(StrEnum):
     END = "end update"
     RESUME = "resume"
     PROBE = "score probe"
+    LOAD = "load a model"
 
 
 class EngineError(RuntimeError):
@@ -175,21 +180,42 @@ class EngineControl:
         return self._session
 
     async def wait_ready(self, timeout_s: float, *, poll_s: float = 0.25) -> None:
-        """Wait until `/health` answers 200.
+        """Wait until the server gives a sign of life.
 
         Raises:
-            EngineTimeout: not ready in time; the detail is what the last attempt met.
+            EngineTimeout: none in time; the detail is what the last attempt met.
         """
         start = time.monotonic()
         while True:
             try:
-                await self._call(Phase.READY, "GET", "/health", None, min(timeout_s, 5.0))
+                await self.give_sign_of_life(min(timeout_s, SIGN_OF_LIFE_S))
                 return
             except EngineError as error:
                 elapsed_s = time.monotonic() - start
                 if elapsed_s + poll_s > timeout_s:
                     raise EngineTimeout(self.name, Phase.READY, elapsed_s, error.detail) from error
             await asyncio.sleep(poll_s)
+
+    async def give_sign_of_life(self, timeout_s: float) -> None:
+        """Ask the server's HTTP process whether the server has started; it does not look further.
+
+        Raises:
+            EngineError: it has not, or does not answer in time.
+        """
+        await self._call(Phase.READY, "GET", "/health", None, timeout_s)
+
+    async def load_model(self, directory: Path, version: int, timeout_s: float) -> None:
+        """Replace the weights by those of a model directory of the same shape, as `version`.
+
+        Raises:
+            EngineRefused: the server could not, and says why.
+        """
+        start = time.monotonic()
+        payload = {"model_path": str(directory), "weight_version": str(version)}
+        path = "/update_weights_from_disk"
+        answer = await self._call(Phase.LOAD, "POST", path, payload, timeout_s)
+        if not answer.get("success"):
+            raise self._refused(Phase.LOAD, start, f"{directory}: {answer.get('message', answer)}")
 
     async def server_info(self) -> dict[str, Any]:
         """The resolved arguments, SGLang's version and the scheduler's internal state."""

@@ -10,6 +10,8 @@ or unknown: nothing but a full update makes it healthy.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -94,3 +96,13 @@ class EngineStatus:
 
     def __str__(self) -> str:
         return f"engine {self.name}: {self.state} ({self.why})"
+
+
+def state_metrics(statuses: Iterable[EngineStatus]) -> dict[str, float]:
+    """How many engines are in each state, and how often one of them was restarted."""
+    statuses = tuple(statuses)
+    number = Counter(status.state for status in statuses)
+    restarts = sum(status.num_restarts for status in statuses)
+    return {f"engines_{state}": float(number[state]) for state in EngineState} | {
+        "engine_restarts_total": float(restarts)
+    }

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from megatron_magistral.rollout.completion import Chunk, CompletionBuilder
+from megatron_magistral.rollout.completion import (
+    Chunk,
+    CompletionBuilder,
+    NewTokens,
+    how_ended,
+)
 from megatron_magistral.rollout.engine import (
     ControlTimeouts,
     EngineControl,
@@ -106,6 +111,14 @@ class Generator(EngineControl):
         self.lag_tokens = OVERLAP_LAG_TOKENS if overlap_schedule else 0
         self._responses: set[aiohttp.ClientResponse] = set()
 
+    async def give_sign_of_life(self, timeout_s: float) -> None:
+        """Ask both the HTTP process and the one that generates, which can hang while the other
+        lives on: in a collective whose other end is gone, say."""
+        start = time.monotonic()
+        await super().give_sign_of_life(timeout_s)
+        left_s = max(0.1, timeout_s - (time.monotonic() - start))
+        await self._call(Phase.READY, "GET", "/server_info", None, left_s)
+
     def interrupt(self) -> None:
         """Break off every response; each request ends as if the connection had broken."""
         for response in list(self._responses):
@@ -118,20 +131,24 @@ class Generator(EngineControl):
         *,
         cache_salt: str,
         partial: Completion | None = None,
-        on_tokens: Callable[[Sequence[int]], None] | None = None,
+        on_tokens: Callable[[NewTokens], None] | None = None,
     ) -> Completion:
         """Sample one completion of `prompt_ids`.
 
         Requests share KV-cache prefixes only if their `cache_salt` is equal: put the policy
         version in it, or a prefix computed by older weights is reused. `partial` is an interrupted
         completion of the same prompt; sampling goes on after its tokens, which count against
-        `max_new_tokens`. `on_tokens` is called with the ids of each chunk as it arrives.
+        `max_new_tokens`. `on_tokens` is called with each chunk that brings tokens, as it arrives.
 
         Raises:
             PromptRefused: before anything is sent.
             EngineRefused: the server rejects the request or answers something unreadable.
             GenerationInterrupted: the connection broke, stalled, or the server aborted.
         """
+        stop_ids = () if sampling.ignore_eos else sampling.stop_token_ids
+        if partial and (ended := how_ended(partial, sampling.max_new_tokens, stop_ids)):
+            text = self.decode(partial.output_ids) if self.decode else ""
+            return msgspec.structs.replace(partial, finish_reason=ended, text=text)
         num_done = len(partial.output_ids) if partial else 0
         input_ids = [*prompt_ids, *(partial.output_ids if partial else ())]
         num_left = sampling.max_new_tokens - num_done
@@ -144,9 +161,9 @@ class Generator(EngineControl):
                 async for chunk in chunks:
                     if chunk.error is not None or chunk.meta_info is None:
                         raise self._refused(Phase.GENERATE, start, _describe(chunk))
-                    new_ids = builder.add(chunk.meta_info)
-                    if on_tokens is not None and new_ids:
-                        on_tokens(new_ids)
+                    new = builder.add(chunk.meta_info)
+                    if on_tokens is not None and new.ids:
+                        on_tokens(new)
         except TimeoutError as error:
             detail = f"no token for {self.stall_timeout_s:g} s"
             raise self._interrupted(start, detail, builder) from error

@@ -5,13 +5,19 @@ pause returns. A weight update that starts then can be read half-way by that pas
 tensor-parallel all-reduce. SGLang has no call that waits for it, so a hook before
 `begin_weight_update` synchronises the streams: once begin has answered, no forward is in flight.
 
+No KV cache is shared across an update either. Requests share what they have in common under equal
+keys only, and the plugin puts the number of updates that have begun on this server into the key of
+each request: when it enters the waiting queue, also anew after it was retracted, and of all that
+wait there when an update begins. A request that began before keeps its key with its KV cache, so
+what it leaves in the cache is found by none that begins later.
+
 The plugin also answers two questions about the weights that SGLang has no call for: where each
 tensor of a manifest would go, and digests of what is there (sglang_weights.py). They come as an
 `action` of `/weights_checker`, which SGLang already hands to every tensor-parallel rank in turn
 with the other control calls, and are answered in its `message`: neither depends on a version.
 
 SGLang only logs a plugin that fails to load. The scheduler therefore reports in `/server_info` that
-the hook is in place and how often it ran; `EngineControl.check_server` reads that.
+the hooks are in place and how many updates began; `EngineControl.check_server` reads that.
 
 Nothing but the standard library is imported at module level: every SGLang process imports this.
 """
@@ -19,6 +25,7 @@ Nothing but the standard library is imported at module level: every SGLang proce
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -28,13 +35,26 @@ UPDATER_MODULE = "sglang.srt.managers.scheduler_components.weight_updater"
 UPDATER_CLASS = "SchedulerWeightUpdaterManager"
 BEGIN_UPDATE = "begin_weight_update"
 CHECK_WEIGHTS = "check_weights"
-GET_INTERNAL_STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
+SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+SCHEDULER_CLASS = "Scheduler"
+GET_INTERNAL_STATE = "get_internal_state"
+ADD_TO_QUEUE = "_add_request_to_queue"
+
+# Without any of these, an update would not be sound.
+HOOKED = (
+    (UPDATER_MODULE, UPDATER_CLASS, BEGIN_UPDATE),
+    (UPDATER_MODULE, UPDATER_CLASS, CHECK_WEIGHTS),
+    (SCHEDULER_MODULE, SCHEDULER_CLASS, ADD_TO_QUEUE),
+)
 
 STATE_KEY = "magistral_plugin"
 # An action of `/weights_checker` with this prefix is ours; the rest is a question as JSON.
 ACTION_PREFIX = "magistral:"
 
-_num_quiesced = 0
+# How a cache key begins; the key that the request came with follows.
+KEY_MARK = re.compile(r"^weights=\d+\|")
+
+_num_updates = 0  # begun on this server; every rank sees the same requests in the same order
 _placement: Any = None  # of the last manifest that was asked about, on this rank
 
 
@@ -43,25 +63,50 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     updater = f"{UPDATER_MODULE}.{UPDATER_CLASS}"
-    HookRegistry.register(f"{updater}.{BEGIN_UPDATE}", quiesce, HookType.BEFORE)
+    scheduler = f"{SCHEDULER_MODULE}.{SCHEDULER_CLASS}"
+    HookRegistry.register(f"{updater}.{BEGIN_UPDATE}", prepare_update, HookType.BEFORE)
     HookRegistry.register(f"{updater}.{CHECK_WEIGHTS}", answer_about_weights, HookType.AROUND)
-    HookRegistry.register(GET_INTERNAL_STATE, report, HookType.AFTER)
+    HookRegistry.register(f"{scheduler}.{ADD_TO_QUEUE}", mark_request, HookType.BEFORE)
+    HookRegistry.register(f"{scheduler}.{GET_INTERNAL_STATE}", report, HookType.AFTER)
 
 
-def quiesce(updater: Any, *args: Any, **kwargs: Any) -> None:
+def prepare_update(updater: Any, *args: Any, **kwargs: Any) -> None:
+    """Before an update begins: let the forward in flight end, and part what waits from its cache.
+
+    `updater` is SGLang's SchedulerWeightUpdaterManager. Requests that wait hold no KV cache and
+    look for a prefix each time that they may start, so their keys can change until then.
+    """
+    global _num_updates
+    quiesce(updater.scheduler)
+    _num_updates += 1
+    for request in updater.scheduler.waiting_queue:
+        request.extra_key = cache_key(request.extra_key, _num_updates)
+
+
+def quiesce(scheduler: Any) -> None:
     """Wait until the forward pass in flight has finished with the old weights.
 
-    `updater` is SGLang's SchedulerWeightUpdaterManager. The original method ends with a barrier
-    over the tensor-parallel ranks, so after it every rank is quiet. On a CPU both streams are
-    no-ops: a pass has ended before any control request is looked at.
+    The original method ends with a barrier over the tensor-parallel ranks, so after it every rank
+    is quiet. On a CPU both streams are no-ops: a pass has ended before any control request is
+    looked at.
     """
-    global _num_quiesced
-    scheduler = updater.scheduler
     for name in ("forward_stream", "schedule_stream"):
         stream = getattr(scheduler, name, None)
         if stream is not None and hasattr(stream, "synchronize"):
             stream.synchronize()
-    _num_quiesced += 1
+
+
+def mark_request(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    """Before a request enters the waiting queue, for the first time or again."""
+    request.extra_key = cache_key(request.extra_key, _num_updates)
+
+
+def cache_key(key: str | None, num_updates: int) -> str:
+    """`key` with the number of updates in place of the one that it has, if it has one.
+
+    The number goes in front: SGLang reads the end of the key, where it appends the name of a LoRA.
+    """
+    return f"weights={num_updates}|" + KEY_MARK.sub("", key or "")
 
 
 def answer_about_weights(original: Callable[..., Any], updater: Any, request: Any) -> Any:
@@ -104,12 +149,11 @@ def answer(model: Any, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def report(result: Any, *args: Any, **kwargs: Any) -> None:
-    """Add the state of the hook to the scheduler's internal state, seen in `/server_info`."""
-    result.internal_state[STATE_KEY] = {"active": is_active(), "num_quiesced": _num_quiesced}
+    """Add the state of the hooks to the scheduler's internal state, seen in `/server_info`."""
+    result.internal_state[STATE_KEY] = {"active": is_active(), "num_updates": _num_updates}
 
 
 def is_active() -> bool:
     """Whether SGLang's methods are really the wrapped ones, not merely registered to become it."""
-    updater = getattr(sys.modules.get(UPDATER_MODULE), UPDATER_CLASS, None)
-    hooked = (BEGIN_UPDATE, CHECK_WEIGHTS)
-    return all(hasattr(getattr(updater, name, None), "__wrapped__") for name in hooked)
+    classes = [(getattr(sys.modules.get(m), c, None), name) for m, c, name in HOOKED]
+    return all(hasattr(getattr(kind, name, None), "__wrapped__") for kind, name in classes)

@@ -12,6 +12,7 @@ from megatron_magistral.rollout.engine_state import (
     EngineState,
     EngineStatus,
     IllegalTransition,
+    state_metrics,
 )
 
 CASES = list(product(EngineState, EngineEvent))
@@ -62,3 +63,20 @@ def test_a_status_keeps_when_its_state_began_and_counts_restarts() -> None:
     assert dead.since_s == 3.0
     again = dead.after(EngineEvent.RESTART, "", 4.0).after(EngineEvent.SILENT, "", 5.0)
     assert again.after(EngineEvent.RESTART, "", 6.0).num_restarts == 2
+
+
+def test_metrics_count_every_engine_once_and_all_restarts() -> None:
+    statuses = [
+        EngineStatus("a", EngineState.HEALTHY, num_restarts=2),
+        EngineStatus("b", EngineState.HEALTHY),
+        EngineStatus("c", EngineState.RESTARTING, num_restarts=1),
+    ]
+    metrics = state_metrics(statuses)
+    assert metrics.pop("engine_restarts_total") == 3.0
+    assert metrics == {
+        "engines_healthy": 2.0,
+        "engines_suspect": 0.0,
+        "engines_dead": 0.0,
+        "engines_restarting": 1.0,
+        "engines_stale": 0.0,
+    }

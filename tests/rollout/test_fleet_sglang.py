@@ -113,16 +113,14 @@ def with_pool(
 
 
 def start(pool: EnginePool, num_requests: int, num_tokens: int) -> list[asyncio.Task[Completion]]:
-    """Requests whose prompts differ from the first token on.
+    """Requests with one of three prompts, so that most find a prefix of another in the cache.
 
-    A request that waits in a server through an update would share a prefix with one that did not,
-    and continue on KV cache of the older weights, which a replay by spans cannot know.
+    A replay by spans agrees only if those that began after an update found none from before it.
     """
     sampling = SamplingSettings(max_new_tokens=num_tokens, ignore_eos=True)
-    numbers = [next(prompts) for _ in range(num_requests)]
     return [
-        asyncio.create_task(pool.generate([3 + n % 300, 3 + n // 300 % 300, 7], sampling))
-        for n in numbers
+        asyncio.create_task(pool.generate([1, *range(100, 108), 7 + next(prompts) % 3], sampling))
+        for _ in range(num_requests)
     ]
 
 

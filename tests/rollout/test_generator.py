@@ -144,7 +144,7 @@ def test_breaking_off_hands_over_what_every_response_has_brought_so_far() -> Non
                     [1, 2],
                     SAMPLING,
                     cache_salt="v3",
-                    on_tokens=lambda ids, arrival=arrival: arrival.set(),
+                    on_tokens=lambda new, arrival=arrival: arrival.set(),
                 )
             )
             for arrival in arrived
@@ -237,6 +237,34 @@ def test_versions_are_integers_and_the_one_from_disk_is_minus_one() -> None:
     assert parse_version("default") == -1
     with pytest.raises(ValueError, match="'v12'"):
         parse_version("v12")
+
+
+def test_a_server_of_which_only_the_http_process_answers_is_not_ready() -> None:
+    async def health_alone(generator: Generator) -> None:
+        async with EngineControl(generator.url) as control:
+            await control.wait_ready(10.0)
+
+    with FakeEngine() as engine:
+        run(engine, lambda generator: generator.wait_ready(10.0))
+        engine.faults["/server_info"] = Fault.HANG
+        run(engine, health_alone)
+        with pytest.raises(EngineTimeout, match="engine e: wait until ready failed after"):
+            run(engine, lambda generator: generator.wait_ready(0.5))
+
+
+def test_a_server_that_is_being_replaced_is_waited_for() -> None:
+    """Its HTTP process has still answered when the other one is gone already."""
+
+    async def replace(generator: Generator) -> None:
+        waiting = asyncio.create_task(generator.wait_ready(30.0))
+        while "/server_info" not in engine.calls:
+            await asyncio.sleep(0.01)
+        engine.faults.clear()
+        await waiting
+
+    with FakeEngine() as engine:
+        engine.faults["/server_info"] = Fault.REFUSE
+        run(engine, replace)
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import pytest
 from transformers import LlamaForCausalLM
 
+from megatron_magistral.rollout.completion import NewTokens
 from megatron_magistral.rollout.generator import Generator, PromptRefused, SamplingSettings
 from megatron_magistral.rollout.sglang_server import ServerSettings, model_limits
 from megatron_magistral.types import Completion, FinishReason, Span
 from megatron_magistral.weights.transfer import EngineAddress
+from tests.rollout.conftest import Server
 from tests.rollout.models import random_model
 from tests.rollout.policies import (
     TOLERANCE,
@@ -71,9 +74,9 @@ def test_updates_in_mid_generation_keep_every_request_and_its_kv_cache(
     sampling = SamplingSettings(max_new_tokens=480, ignore_eos=True)
     seen = [0] * 8
 
-    def count(index: int) -> Callable[[Sequence[int]], None]:
-        def on_tokens(ids: Sequence[int]) -> None:
-            seen[index] += len(ids)
+    def count(index: int) -> Callable[[NewTokens], None]:
+        def on_tokens(new: NewTokens) -> None:
+            seen[index] += len(new.ids)
 
         return on_tokens
 
@@ -102,20 +105,66 @@ def test_updates_in_mid_generation_keep_every_request_and_its_kv_cache(
         assert max_error(completion, replay(completion, policies)) < TOLERANCE
 
 
-def test_a_new_request_does_not_reuse_a_prefix_of_older_weights(server: ServerSettings) -> None:
+@pytest.mark.parametrize("salts", [("v7", "v8"), ("same", "same")])
+def test_a_new_request_does_not_reuse_a_prefix_of_older_weights(
+    server: ServerSettings, salts: tuple[str, str]
+) -> None:
     old, new = random_model(7), random_model(8)
     prompt = [1, *range(100, 140)]
     sampling = SamplingSettings(max_new_tokens=40, ignore_eos=True)
 
     async def use(generator: Generator) -> tuple[Completion, Completion]:
         await asyncio.to_thread(update, server, old, 7)
-        before = await generator.generate(prompt, sampling, cache_salt="v7")
+        before = await generator.generate(prompt, sampling, cache_salt=salts[0])
         await asyncio.to_thread(update, server, new, 8)
-        return before, await generator.generate(prompt, sampling, cache_salt="v8")
+        return before, await generator.generate(prompt, sampling, cache_salt=salts[1])
 
     before, after = with_generator(server, use)
     assert max_error(before, replay(before, {7: old})) < TOLERANCE
     assert max_error(after, replay(after, {8: new})) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_request_that_waits_in_the_queue_through_an_update_starts_on_the_new_weights(
+    start_server: Callable[..., AbstractContextManager[Server]],
+) -> None:
+    """Its prefix is in the cache, computed by the old weights, and its salt is older, too."""
+    old, new = random_model(1), random_model(2)
+    prompt = [1, *range(100, 140)]
+
+    def sampling(num_tokens: int) -> SamplingSettings:
+        return SamplingSettings(max_new_tokens=num_tokens, ignore_eos=True)
+
+    async def use(generator: Generator) -> tuple[Completion, Completion]:
+        with sender_for(old) as sender:
+            await asyncio.to_thread(sender.connect, [EngineAddress(generator.url)])
+            await asyncio.to_thread(sender.send, buckets_of(old), 1)
+            await generator.generate(prompt, sampling(8), cache_salt="v1")
+            running = asyncio.create_task(
+                generator.generate([1, 5], sampling(500), cache_salt="v1")
+            )
+            await wait_for_load(generator, "num_running_reqs", 1)
+            waiting = asyncio.create_task(generator.generate(prompt, sampling(40), cache_salt="v1"))
+            await wait_for_load(generator, "num_waiting_reqs", 1)
+            await asyncio.to_thread(sender.send, buckets_of(new), 2)
+            return await running, await waiting
+
+    with start_server(max_running_requests=1) as only_one:
+        began_before, waited = with_generator(only_one.settings, use)
+    assert [span.version for span in began_before.spans] == [1, 2]
+    assert max_error(began_before, replay(began_before, {1: old, 2: new})) < TOLERANCE
+    assert [span.version for span in waited.spans] == [2]
+    assert max_error(waited, replay(waited, {2: new})) < TOLERANCE
+
+
+async def wait_for_load(generator: Generator, what: str, number: int) -> None:
+    """Wait until the scheduler reports `number` requests as running or waiting."""
+    while True:
+        async with generator.session.get(generator.url + "/v1/loads") as response:
+            (load,) = (await response.json())["loads"]
+        if load[what] == number:
+            return
+        await asyncio.sleep(0.01)
 
 
 def test_a_bad_id_is_refused_and_the_server_lives_on(server: ServerSettings) -> None:
