@@ -41,6 +41,14 @@ class MetricsWriter:
         self._board.close()
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file that were written to their end; none if it is not there."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
 def keep_rows(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Drops the other rows of a JSONL file, and a last line that was not written to its end. The
     file is replaced, so that a reader can tell."""

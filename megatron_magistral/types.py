@@ -54,11 +54,17 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One supervised example: a problem statement and the response to imitate."""
+    """One supervised example: a problem statement and the response to imitate.
+
+    An example that is no problem to reason about, such as general instructions, has its whole
+    `prompt`, which the response follows as it is; others have the run's template around the
+    statement.
+    """
 
     problem_id: str
     statement: str
     response: str
+    prompt: str = ""
 
 
 class FinishReason(StrEnum):
@@ -160,15 +166,19 @@ class Minibatch(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Where a stage goes on: its next step, and in the RL stage the next prompt group to admit."""
+    """Where a stage goes on. What belongs to that step beside the trainers' state follows from it
+    (see rollout/ledger.py)."""
 
     next_step: int = 0
-    next_ordinal: int = 0
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One step of the queue: n_batch completions in n_batch / n_minibatch minibatches."""
+    """One step of the queue: n_batch completions in n_batch / n_minibatch minibatches.
+
+    `eps_high` replaces the configured upper clipping bound, where entropy is controlled.
+    """
 
     step: int
     minibatches: tuple[Minibatch, ...]
     ordinals: tuple[int, ...]
+    eps_high: float | None = None

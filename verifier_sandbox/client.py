@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from verifier_sandbox.breaker import Breaker, BreakerState
 from verifier_sandbox.judge.draw import draw
 from verifier_sandbox.mathcheck.result import MathResult, MathVerdict
 from verifier_sandbox.protocol import (
@@ -25,11 +26,19 @@ from verifier_sandbox.protocol import (
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _CONNECT_TIMEOUT_S = 10.0
-_MAX_PAUSE_S = 10.0
+_LOOK_S = 0.05  # between two looks for a free node
+
+
+class VerifiersDown(RuntimeError):
+    """No node has answered for so long that none can be expected to; names all of them."""
 
 
 class _NodeFault(Exception):
     """This node did not answer as it should; another may."""
+
+
+class _NodeAway(_NodeFault):
+    """Nobody listens at its address: the request was not sent, and cannot be the cause."""
 
 
 class _Refused(Exception):
@@ -48,20 +57,20 @@ class _Node:
 
     address: str
     http: httpx.AsyncClient
+    breaker: Breaker
     num_in_flight: int = 0
-    num_faults_in_a_row: int = 0
-    closed_until: float = 0.0
-    """Asked again at this monotonic time, after faults or a full queue."""
-    last_fault: str = field(default="", compare=False)
 
 
 class VerifierClient:
     """Sends each request to the least loaded healthy node, and to another if that one fails.
 
     A node that failed `breaker_faults` times in a row is left alone for `breaker_pause_s`, then
-    tried with one request. When nobody can answer within `timeout_s`, or the service refuses the
-    request itself, the answer is Verdict.INFRASTRUCTURE (MathVerdict.INTERNAL) with the reason.
-    Addresses: "unix:/path/to.sock" or "http://host:port".
+    tried with one request. When nodes have had `timeout_s` for a request, or failed it
+    `max_attempts` times, or the service refuses it, the answer is Verdict.INFRASTRUCTURE
+    (MathVerdict.INTERNAL) with the reason. Addresses: "unix:/path/to.sock" or "http://host:port".
+
+    Waiting for a node costs a request nothing, whether all are busy, full, left alone or away. But
+    if none answers anything for `outage_s`, VerifiersDown is raised.
     """
 
     def __init__(
@@ -72,15 +81,38 @@ class VerifierClient:
         max_attempts: int = 4,
         breaker_faults: int = 3,
         breaker_pause_s: float = 10.0,
+        outage_s: float = 600.0,
         max_connections_per_node: int = 256,
     ) -> None:
         if not addresses:
             raise ValueError("addresses: empty; must name at least one verifier service")
         self._timeout_s = timeout_s
         self._max_attempts = max_attempts
-        self._breaker_faults = breaker_faults
-        self._breaker_pause_s = breaker_pause_s
-        self._nodes = [_connect(address, max_connections_per_node) for address in addresses]
+        self._outage_s = outage_s
+        self._max_in_flight = max_connections_per_node
+        self._room = asyncio.Semaphore(max_connections_per_node * len(addresses))
+        self._answered_at = time.monotonic()
+        self._nodes = [
+            _connect(address, Breaker(breaker_faults, breaker_pause_s), max_connections_per_node)
+            for address in addresses
+        ]
+
+    def describe(self) -> str:
+        """Every node, the state of its breaker and its last fault."""
+        now = time.monotonic()
+        nodes = ((node.address, node.breaker) for node in self._nodes)
+        return "; ".join(f"{name} ({b.state(now)}): {b.last_fault or 'busy'}" for name, b in nodes)
+
+    def metrics(self) -> dict[str, float]:
+        """Of all nodes together: how many breakers are in which state, faults since the start."""
+        now = time.monotonic()
+        states = [node.breaker.state(now) for node in self._nodes]
+        counts = {f"verifiers_{state}": float(states.count(state)) for state in BreakerState}
+        return counts | {
+            "verifier_faults_total": float(sum(node.breaker.num_faults for node in self._nodes)),
+            "verifiers_opened_total": float(sum(node.breaker.num_opened for node in self._nodes)),
+            "verifier_requests": float(sum(node.num_in_flight for node in self._nodes)),
+        }
 
     async def judge(self, request: JudgeRequest) -> JudgeResult:
         """The verdict of some node. Tests are drawn here, so that only those travel."""
@@ -122,27 +154,34 @@ class VerifierClient:
     ) -> _Model:
         """Raises _NodeFault when attempts or time are used up, _Refused when told so."""
         body = _encode(request)
-        end = time.monotonic() + timeout_s
+        async with self._room:
+            return await self._ask_nodes(path, body, kind, timeout_s)
+
+    async def _ask_nodes(self, path: str, body: bytes, kind: type[_Model], left_s: float) -> _Model:
         failures: list[str] = []
         failed: set[str] = set()
         answer: _Model | None = None
-        while len(failures) < self._max_attempts:
-            node = await self._pick(end, failed)
-            left_s = end - time.monotonic()
-            if node is None or left_s <= 0:
-                failures.append(f"no node free within {timeout_s:.0f} s")
-                break
+        while len(failures) < self._max_attempts and left_s > 0:
+            node = await self._pick(failed)
+            begin = time.monotonic()
             try:
                 answer = await self._post(node, path, body, kind, left_s)
             except _NodeFull as full:
-                node.closed_until = time.monotonic() + min(full.retry_after_s, _MAX_PAUSE_S)
+                node.breaker.is_full(full.retry_after_s, time.monotonic())
+                continue
+            except _NodeAway as fault:
+                failed.add(node.address)
+                node.breaker.failed(str(fault), time.monotonic())
                 continue
             except _NodeFault as fault:
+                left_s -= time.monotonic() - begin
                 failures.append(f"{node.address}: {fault}")
                 failed.add(node.address)
-                self._note_fault(node, str(fault))
+                node.breaker.failed(str(fault), time.monotonic())
                 continue
-            node.num_faults_in_a_row = 0
+            left_s -= time.monotonic() - begin
+            node.breaker.answered()
+            self._answered_at = time.monotonic()
             if getattr(answer, "verdict", None) != Verdict.INFRASTRUCTURE:
                 return answer
             failures.append(f"{node.address}: {getattr(answer, 'detail', '')}")
@@ -151,32 +190,25 @@ class VerifierClient:
             return answer
         raise _NodeFault("; ".join(failures[-3:]))
 
-    async def _pick(self, end: float, failed: Collection[str]) -> _Node | None:
-        """The least loaded open node, rather one that has not failed this request.
+    async def _pick(self, failed: Collection[str]) -> _Node:
+        """Waits for a node that may be asked; the least loaded, rather one that has not failed
+        this request. Raises VerifiersDown when no node answers anything meanwhile."""
+        begin = time.monotonic()
+        while True:
+            now = time.monotonic()
+            free = [node for node in self._nodes if self._is_free(node, now)]
+            if free:
+                return min(free, key=lambda n: (n.address in failed, n.num_in_flight))
+            silent_s = now - max(begin, self._answered_at)
+            if silent_s > self._outage_s:
+                raise VerifiersDown(
+                    f"no verifier has answered for {silent_s:.0f} s: {self.describe()}"
+                )
+            await asyncio.sleep(_LOOK_S)
 
-        Waits for a node to reopen; None when time is up.
-        """
-        while (now := time.monotonic()) < end:
-            open_nodes = [node for node in self._nodes if self._is_open(node, now)]
-            if open_nodes:
-                return min(open_nodes, key=lambda n: (n.address in failed, n.num_in_flight))
-            reopens = min(node.closed_until for node in self._nodes)
-            await asyncio.sleep(min(max(reopens - now, 0.01), end - now, 1.0))
-        return None
-
-    def _is_open(self, node: _Node, now: float) -> bool:
-        if now < node.closed_until:
-            return False
-        is_on_trial = node.num_faults_in_a_row >= self._breaker_faults
-        return not is_on_trial or node.num_in_flight == 0
-
-    def _note_fault(self, node: _Node, reason: str) -> None:
-        node.num_faults_in_a_row += 1
-        node.last_fault = reason
-        if node.num_faults_in_a_row >= self._breaker_faults:
-            node.closed_until = time.monotonic() + self._breaker_pause_s
-        else:  # a moment for the others to be chosen first
-            node.closed_until = time.monotonic() + 0.1 * 2**node.num_faults_in_a_row
+    def _is_free(self, node: _Node, now: float) -> bool:
+        has_room = node.num_in_flight < self._max_in_flight
+        return has_room and node.breaker.lets_through(now, node.num_in_flight)
 
     async def _post(
         self, node: _Node, path: str, body: bytes, kind: type[_Model], timeout_s: float
@@ -186,6 +218,8 @@ class VerifierClient:
         try:
             async with asyncio.timeout(timeout_s + 5.0):
                 response = await node.http.post(path, content=body, timeout=timeout)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise _NodeAway(f"{type(error).__name__}: {error}") from error
         except (httpx.HTTPError, TimeoutError) as error:
             raise _NodeFault(f"{type(error).__name__}: {error}") from error
         finally:
@@ -217,7 +251,7 @@ async def _is_healthy(node: _Node) -> bool:
         return False
 
 
-def _connect(address: str, max_connections: int) -> _Node:
+def _connect(address: str, breaker: Breaker, max_connections: int) -> _Node:
     headers = {"Content-Type": "application/json"}
     limits = httpx.Limits(max_connections=max_connections)
     if address.startswith("unix:"):
@@ -227,7 +261,7 @@ def _connect(address: str, max_connections: int) -> _Node:
         http = httpx.AsyncClient(base_url=address, headers=headers, limits=limits, trust_env=False)
     else:
         raise ValueError(f"address {address!r}: must be unix:/path or http://host:port")
-    return _Node(address, http)
+    return _Node(address, http, breaker)
 
 
 def _retry_after_s(response: httpx.Response) -> float:

@@ -21,7 +21,7 @@ class EvaluationOutcome(StrEnum):
 
 
 class PeriodicEvaluation:
-    """Follows the versions that `pool` serves; `every_steps` = 0 evaluates none.
+    """Of the versions that `pool` serves; `every_steps` = 0 evaluates none.
 
     `evaluate` samples and grades on the pinned engine; `record` gets what came of it. At most one
     evaluation goes on at a time: a version that is due meanwhile is skipped, and counted.
@@ -40,22 +40,23 @@ class PeriodicEvaluation:
         self._task: asyncio.Task[None] | None = None
         self.outcomes: Counter[EvaluationOutcome] = Counter()
 
-    def start(self, first_version: int, last_version: int) -> None:
-        """Follow the versions between these two, which are evaluated otherwise."""
-
-        def when_opened(version: int) -> None:
-            is_due = self._every_steps and version % self._every_steps == 0
-            if is_due and first_version < version < last_version:
-                self._begin(version)
-
-        self._pool.when_opened = when_opened
+    def weights_changed(self, version: int) -> None:
+        """Generators hold `version` now: begin to evaluate it, if it is due."""
+        if not self._every_steps or version % self._every_steps:
+            return
+        if self._task is not None and not self._task.done():
+            self.outcomes[EvaluationOutcome.SKIPPED] += 1
+            log.warning("version %d is not evaluated: an earlier one still is", version)
+            return
+        if self._task is not None:
+            self._task.result()  # a failure that was not of an engine is not passed over
+        self._task = asyncio.create_task(self._run())
 
     async def finish(self) -> None:
-        """Begin no other evaluation, and wait for the one that goes on.
+        """Wait for the evaluation that goes on.
 
         Raises what it raised, but for PinLost, which is counted.
         """
-        self._pool.when_opened = lambda version: None
         if self._task is not None:
             await self._task
 
@@ -67,15 +68,6 @@ class PeriodicEvaluation:
 
     def metrics(self) -> dict[str, float]:
         return {f"evaluations_{o}_total": float(self.outcomes[o]) for o in EvaluationOutcome}
-
-    def _begin(self, version: int) -> None:
-        if self._task is not None and not self._task.done():
-            self.outcomes[EvaluationOutcome.SKIPPED] += 1
-            log.warning("version %d is not evaluated: an earlier one still is", version)
-            return
-        if self._task is not None:
-            self._task.result()  # a failure that was not of an engine is not passed over
-        self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         try:

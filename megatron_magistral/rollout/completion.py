@@ -6,7 +6,7 @@ Chunks before it only say which version the server held when the chunk left it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -92,6 +92,24 @@ def parse_spans(reported: Sequence[ChunkSpan], num_tokens: int) -> tuple[Span, .
     return spans
 
 
+class NewTokens(msgspec.Struct, frozen=True):
+    """Output tokens from `start` on, as one chunk brought them."""
+
+    start: int
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: int
+
+
+def how_ended(
+    partial: Completion, max_new_tokens: int, stop_token_ids: Collection[int]
+) -> FinishReason | None:
+    """How an interrupted completion had ended, if only the word of it got lost."""
+    if partial.output_ids and partial.output_ids[-1] in stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(partial.output_ids) >= max_new_tokens else None
+
+
 class CompletionBuilder:
     """Collects the chunks of one response, after the tokens of an interrupted one if there is one.
 
@@ -109,23 +127,26 @@ class CompletionBuilder:
         self._spans: list[Span] = []
         self._lag_tokens = lag_tokens
 
-    def add(self, meta: ChunkMeta) -> tuple[int, ...]:
-        """Take one chunk and return its token ids.
+    def add(self, meta: ChunkMeta) -> NewTokens:
+        """Take one chunk and return what it brought.
 
         Raises:
             ValueError: the spans that the last chunk reports are not sound.
         """
-        new_ids = tuple(token for _, token, _ in meta.output_token_logprobs)
-        start = len(self._output_ids)
-        self._output_ids += new_ids
-        self._logprobs += (logprob for logprob, _, _ in meta.output_token_logprobs)
-        if new_ids:
-            version = parse_version(meta.weight_version)
-            self._spans.append(Span(version, start, len(self._output_ids)))
+        new = NewTokens(
+            start=len(self._output_ids),
+            ids=tuple(token for _, token, _ in meta.output_token_logprobs),
+            logprobs=tuple(logprob for logprob, _, _ in meta.output_token_logprobs),
+            version=parse_version(meta.weight_version),
+        )
+        self._output_ids += new.ids
+        self._logprobs += new.logprobs
+        if new.ids:
+            self._spans.append(Span(new.version, new.start, len(self._output_ids)))
         self.finish = meta.finish_reason
         if self.finish is not None and meta.weight_versions is not None:
             self._spans = list(self._reported_spans(meta.weight_versions))
-        return new_ids
+        return new
 
     def build(self, finish_reason: FinishReason, text: str = "") -> Completion:
         return Completion(

@@ -1,9 +1,8 @@
 """The generators of a run as one: least-loaded choice, and a gate that closes while weights change.
 
-Requests in flight go on through a weight update; only requests that were not yet sent wait. A
-request carries the policy version as its cache salt, so that no request that is sent after an
-update reuses a prefix that older weights computed. One that was sent before and waited in its
-server through the update still may, like one that had begun.
+Requests in flight go on through a weight update; only requests that were not yet sent wait. No
+request that begins after an update reuses a prefix that older weights computed: it carries the
+policy version as its cache salt, and for those that wait in an engine its plugin sees to that.
 
 Only healthy engines get requests. What an engine had sampled when it broke is kept: the request
 goes on from there on another one. An engine that missed a request is asked for a sign of life; a
@@ -20,84 +19,32 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from megatron_magistral.rollout.completion import NewTokens
 from megatron_magistral.rollout.engine import EngineError
 from megatron_magistral.rollout.engine_state import EngineEvent, EngineState, EngineStatus
 from megatron_magistral.rollout.generator import GenerationInterrupted, SamplingSettings
+from megatron_magistral.rollout.loads import Loads
+from megatron_magistral.rollout.pool_parts import (
+    Engine,
+    NoEngineLeft,
+    Pin,
+    PinLost,
+    PoolSettings,
+    restarted_elsewhere,
+)
 from megatron_magistral.types import Completion
 
 log = logging.getLogger(__name__)
-
-
-class Engine(Protocol):
-    """What the pool needs of a generator."""
-
-    @property
-    def name(self) -> str: ...
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingSettings,
-        *,
-        cache_salt: str,
-        partial: Completion | None = None,
-    ) -> Completion: ...
-
-    def interrupt(self) -> None: ...
-
-    async def wait_ready(self, timeout_s: float) -> None: ...
-
-    async def weight_version(self) -> int: ...
-
-    async def abandon_update(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class PoolSettings:
-    """Bounds, in seconds and counts.
-
-    `suspect_s` is how long an engine may take to give a sign of life, `restart_s` how long to come
-    back, `max_restarts` how often it is restarted in a run. `update_bound_s` is how long an update
-    may take from its announcement to its end before its sender counts as lost. A request is tried
-    on `max_tries` engines, and waits `wait_s` at most for one.
-    """
-
-    suspect_s: float = 30.0
-    restart_s: float = 600.0
-    max_restarts: int = 3
-    update_bound_s: float = 900.0
-    max_tries: int = 8
-    wait_s: float = 1800.0
-
-
-@dataclass(frozen=True)
-class Pin:
-    """An engine that keeps its version for a while."""
-
-    engine: str
-    version: int
-
-
-class PinLost(RuntimeError):
-    """The engine that was to keep its version broke, or was needed for training."""
-
-
-class NoEngineLeft(RuntimeError):
-    """No engine is left for a request; names all of them with what happened to each."""
-
-
-async def restarted_elsewhere(name: str) -> None:
-    """For engines whose process is restarted by whoever started it, once it has ended."""
 
 
 class EnginePool:
     """Spreads requests over engines that hold policy `version`.
 
     `restart` is asked to start a dead engine's process anew under the same address; it returns
-    when that is under way. `when_opened` is told of each version that requests can get.
+    when that is under way. `wants_update` says that an engine lives that only an update can make
+    healthy.
     """
 
     def __init__(
@@ -109,7 +56,7 @@ class EnginePool:
         self._settings = settings or PoolSettings()
         self._restart = restart
         self._engines: dict[str, Engine] = {}
-        self._load: dict[str, int] = {}
+        self.loads = Loads()
         self._examining: dict[str, asyncio.Task[None]] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._pin: Pin | None = None
@@ -117,8 +64,8 @@ class EnginePool:
         self._gate = asyncio.Event()
         self._available = asyncio.Event()
         self.statuses: dict[str, EngineStatus] = {}
-        self.when_opened: Callable[[int], None] = lambda version: None
         self.version = -1
+        self.wants_update = False
         self.num_lost_updates = 0
         self.num_retried = 0
         for engine in engines:
@@ -127,13 +74,14 @@ class EnginePool:
     def join(self, engine: Engine) -> None:
         """Take in an engine; it gets requests once an update has reached it."""
         self._engines[engine.name] = engine
-        self._load[engine.name] = 0
+        self.loads.add(engine.name)
         self.statuses[engine.name] = EngineStatus(engine.name, since_s=time.monotonic())
 
     def leave(self, name: str) -> None:
         """Forget an engine; its requests go on elsewhere."""
         self._stop_examining(name)
         del self.statuses[name]
+        self.loads.drop(name)
         self._engines.pop(name).interrupt()
         self._refresh()
 
@@ -144,29 +92,40 @@ class EnginePool:
     async def wait_open(self) -> None:
         await self._gate.wait()
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingSettings) -> Completion:
-        """Sample one completion, on as many engines as it takes.
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingSettings,
+        *,
+        partial: Completion | None = None,
+        on_tokens: Callable[[NewTokens], None] | None = None,
+    ) -> Completion:
+        """Sample one completion, or what a `partial` one lacks, on as many engines as it takes.
+
+        `on_tokens` is called with what arrives; a chunk that starts before the end of what came
+        before it replaces that.
 
         Raises:
             NoEngineLeft: within the bounds no engine could finish it.
         """
-        partial: Completion | None = None
         for _ in range(self._settings.max_tries):
             engine = await self._choose()
             version = self.version
-            self._load[engine.name] += 1
             try:
-                completion = await engine.generate(
-                    prompt_ids, sampling, cache_salt=f"v{version}", partial=partial
-                )
+                with self.loads.one_more(engine.name):
+                    completion = await engine.generate(
+                        prompt_ids,
+                        sampling,
+                        cache_salt=f"v{version}",
+                        partial=partial,
+                        on_tokens=on_tokens,
+                    )
                 if self._is_sound(engine, completion, partial, version):
                     return completion
             except GenerationInterrupted as error:
                 if self._is_sound(engine, error.partial, partial, version):
                     partial = error.partial
                 self._missed(engine, str(error))
-            finally:
-                self._load[engine.name] -= 1
             self.num_retried += 1
         raise NoEngineLeft(f"{self._settings.max_tries} tries of one request: {self.describe()}")
 
@@ -182,7 +141,7 @@ class EnginePool:
         healthy = self._healthy()
         if len(healthy) < 2:
             raise PinLost(f"no engine to spare for version {self.version}: {self.describe()}")
-        self._pin = Pin(min(healthy, key=self._load.__getitem__), self.version)
+        self._pin = Pin(self.loads.least(healthy), self.version)
         try:
             yield self._pin
         finally:
@@ -204,16 +163,14 @@ class EnginePool:
         if pin != self._pin:
             raise PinLost(f"{pin.engine} is no longer kept at version {pin.version}")
         engine = self._engines[pin.engine]
-        self._load[engine.name] += 1
         try:
-            completion = await engine.generate(
-                prompt_ids, sampling, cache_salt=f"v{pin.version}", partial=None
-            )
+            with self.loads.one_more(engine.name):
+                completion = await engine.generate(
+                    prompt_ids, sampling, cache_salt=f"v{pin.version}"
+                )
         except GenerationInterrupted as error:
             self._missed(engine, str(error))
             raise PinLost(f"{pin.engine}, kept at version {pin.version}: {error}") from error
-        finally:
-            self._load[engine.name] -= 1
         if any(span.version != pin.version for span in completion.spans):
             raise PinLost(f"{pin.engine} sampled with other weights than version {pin.version}")
         return completion
@@ -224,6 +181,7 @@ class EnginePool:
     def close_gate(self, version: int) -> None:
         """Hold back new requests: an update to `version` begins, and must end within its bound."""
         self._gate.clear()
+        self.wants_update = False
         self._refresh()
         self._disarm()
         bound_s = self._settings.update_bound_s
@@ -249,7 +207,6 @@ class EnginePool:
                 self._start_examining(engine)
         self._gate.set()
         self._refresh()
-        self.when_opened(version)
 
     async def close(self) -> None:
         """End what the pool does in the background."""
@@ -268,7 +225,7 @@ class EnginePool:
         healthy = [name for name in self._healthy() if name not in self.pinned_engines]
         if not healthy:
             raise NoEngineLeft(f"every engine is beyond its restarts: {self.describe()}")
-        return self._engines[min(healthy, key=self._load.__getitem__)]
+        return self._engines[self.loads.least(healthy)]
 
     def _healthy(self) -> list[str]:
         return [n for n, s in self.statuses.items() if s.state is EngineState.HEALTHY]
@@ -331,6 +288,7 @@ class EnginePool:
             intact = suspect and self.is_open and held == self.version
             event = EngineEvent.INTACT if intact else EngineEvent.DOUBTFUL
             self._note(name, event, f"answers, holds version {held}")
+            self.wants_update |= not intact
             return
         while not self._is_given_up(self.statuses[name]):
             self._note(name, EngineEvent.RESTART, self.statuses[name].why)
@@ -341,6 +299,7 @@ class EnginePool:
                 self._note(name, EngineEvent.SILENT, str(error))
             else:
                 self._note(name, EngineEvent.UP, "answers again, not updated yet")
+                self.wants_update = True
                 return
 
     def _lose_update(self, version: int, bound_s: float) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from megatron_magistral.rewards.format import GateResult, gate, submission_language
 from megatron_magistral.rewards.language import LanguageIdentifier, language_agreement
 from megatron_magistral.rewards.settings import RewardSettings
@@ -27,25 +25,21 @@ class RewardGrader:
         settings: RewardSettings,
         *,
         num_code_tests: int,
-        timeout_s: float,
     ) -> None:
         self._verifiers = verifiers
         self._identifier = identifier
         self._settings = settings
         self._num_code_tests = num_code_tests
-        self._timeout_s = timeout_s
 
     async def __call__(self, problem: Problem, completion: Completion, group: str) -> Reward:
-        """The reward; GradeStatus.INFRASTRUCTURE when no verifier could tell in time."""
+        """The reward; GradeStatus.INFRASTRUCTURE when no verifier could tell (see VerifierClient).
+
+        Raises VerifiersDown when none has answered anything for too long.
+        """
         gated = gate(problem, completion.text)
         if not gated.passed:
             return gate_failure(gated)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                grade = await self._grade(problem, gated, group)
-        except TimeoutError:
-            detail = f"no verdict after {self._timeout_s:.0f} s"
-            grade = Grade(0.0, GradeStatus.INFRASTRUCTURE, detail)
+        grade = await self._grade(problem, gated, group)
         agreement = language_agreement(
             self._identifier, problem.statement, gated.thoughts, gated.answer
         )

@@ -4,77 +4,126 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import load
-from megatron_magistral.data.datasets import Datasets, dataset_paths
+from megatron_magistral.data.datasets import Datasets, dataset_paths, harder_problems
 from megatron_magistral.prompts import load_template, longest_prompt, render_prompt
-from megatron_magistral.rewards.language import fasttext_identifier
+from megatron_magistral.restart_requests import AskForRestart, RestartRequests
+from megatron_magistral.rewards.language import LanguageIdentifier, fasttext_identifier
 from megatron_magistral.rewards.settings import RewardSettings
 from megatron_magistral.rollout.controller import Controller
-from megatron_magistral.rollout.engine_pool import EnginePool
+from megatron_magistral.rollout.engine_pool import EnginePool, NoEngineLeft, PoolSettings
 from megatron_magistral.rollout.generator import Generator
 from megatron_magistral.rollout.grader import RewardGrader
+from megatron_magistral.rollout.journal import JournalError
+from megatron_magistral.rollout.ledger import LedgerError
+from megatron_magistral.rollout.queue import NothingToLearn
 from megatron_magistral.rollout.sglang_server import ModelLimits
+from megatron_magistral.rollout.stages import LaterStage
 from megatron_magistral.run_folder import RunFolder
+from megatron_magistral.signals import SIGNAL_BASE
 from megatron_magistral.types import Problem
 from megatron_magistral.weights.architecture import read_architecture
-from verifier_sandbox.client import VerifierClient
+from verifier_sandbox.client import VerifierClient, VerifiersDown
 
 log = logging.getLogger(__name__)
 
+FAILED = 1
+EXPECTED = (JournalError, LedgerError, NoEngineLeft, NothingToLearn, VerifiersDown)
 
-async def control(config: Config, run: RunFolder, port: int, urls: Sequence[str]) -> None:
+
+async def control(
+    config: Config,
+    run: RunFolder,
+    host: str,
+    port: int,
+    urls: Sequence[str],
+    verifier_addresses: Sequence[str],
+) -> None:
     assert config.rl is not None
     tokenizer = AutoTokenizer.from_pretrained(run.rl_model(config))
     arch = read_architecture(run.rl_model(config))
     limits = ModelLimits(arch.vocab_size, arch.max_position_embeddings)
     template = load_template(config.data.prompt_file)
     datasets = Datasets.read(dataset_paths(config, run))
-    room = longest_prompt(limits.context_length, config.rl.microbatch_tokens, config.reward.l_max)
+    room = longest_prompt(
+        limits.context_length, config.rl.microbatch_tokens, config.longest_completion
+    )
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
     async with AsyncExitStack() as stack:
-        engines = [
-            await stack.enter_async_context(
-                Generator(
-                    url,
-                    limits,
-                    decode=decode,
-                    stall_timeout_s=config.generator.request_timeout_s,
-                )
-            )
-            for url in urls
-        ]
-        await asyncio.gather(*(e.wait_ready(config.generator.start_timeout_s) for e in engines))
-        verifiers = VerifierClient([f"unix:{run.verifier_socket}"])
+        engines = await ready_engines(stack, config, limits, urls, decode)
+        verifiers = verifier_client(config, verifier_addresses)
         stack.push_async_callback(verifiers.close)
+        identifier = fasttext_identifier()
+
+        def fit(problems: Sequence[Problem]) -> list[Problem]:
+            return fitting(problems, tokenizer, template, room)
+
         controller = Controller(
             config,
             run,
-            EnginePool(engines),
-            RewardGrader(
-                verifiers,
-                fasttext_identifier(),
-                reward_settings(config),
-                num_code_tests=config.reward.num_code_tests,
-                timeout_s=config.verifier.timeout_s,
-            ),
+            EnginePool(engines, pool_settings(config), ask_for_restart(config, run)),
+            make_grader(config, verifiers, identifier),
             tokenizer,
             template,
-            fitting(datasets.train, tokenizer, template, room),
-            fitting(datasets.held_out, tokenizer, template, room),
+            fit(datasets.train),
+            fit(datasets.held_out),
+            [
+                LaterStage(
+                    fit(problems) if problems else (),
+                    make_grader(config.at_stage(index), verifiers, identifier),
+                )
+                for index, problems in enumerate(harder_problems(config, datasets.train), start=1)
+            ],
         )
-        await controller.run("127.0.0.1", port)
+        await controller.run(host, port)
+
+
+async def ready_engines(
+    stack: AsyncExitStack,
+    config: Config,
+    limits: ModelLimits,
+    urls: Sequence[str],
+    decode: Callable[[Sequence[int]], str],
+) -> list[Generator]:
+    """One for each URL, once all of them answer. Raises EngineTimeout."""
+    bound_s = config.generator.request_timeout_s
+    engines = [
+        await stack.enter_async_context(
+            Generator(url, limits, decode=decode, stall_timeout_s=bound_s)
+        )
+        for url in urls
+    ]
+    await asyncio.gather(*(e.wait_ready(config.generator.start_timeout_s) for e in engines))
+    return engines
+
+
+def verifier_client(config: Config, addresses: Sequence[str]) -> VerifierClient:
+    verifier = config.verifier
+    return VerifierClient(addresses, timeout_s=verifier.timeout_s, outage_s=verifier.outage_s)
+
+
+def make_grader(
+    config: Config, verifiers: VerifierClient, identifier: LanguageIdentifier
+) -> RewardGrader:
+    return RewardGrader(
+        verifiers,
+        identifier,
+        reward_settings(config),
+        num_code_tests=config.reward.num_code_tests,
+    )
 
 
 def fitting(
@@ -107,6 +156,38 @@ def fitting(
     return kept
 
 
+def pool_settings(config: Config) -> PoolSettings:
+    recovery = config.generator.recovery
+    return PoolSettings(
+        suspect_s=recovery.suspect_s,
+        restart_s=recovery.start_s,
+        max_restarts=recovery.max_restarts,
+        update_bound_s=recovery.update_bound_s,
+        max_tries=recovery.max_request_tries,
+        wait_s=recovery.request_wait_s,
+    )
+
+
+def ask_for_restart(config: Config, run: RunFolder) -> AskForRestart:
+    """What the pool does about an engine that is silent: another process supervises it."""
+    return AskForRestart(RestartRequests(run.restarts), config.generator.recovery.suspect_s)
+
+
+async def ended_by_sigterm(work: Coroutine[Any, Any, None]) -> None:
+    """Do it; SIGTERM ends it as Ctrl-C does, so that what was sampled gets into the journal."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await work
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """What is at the bottom of groups of exceptions."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in leaves(each)]
+    return [error]
+
+
 def reward_settings(config: Config) -> RewardSettings:
     return RewardSettings(**config.reward.model_dump(exclude={"num_code_tests"}))
 
@@ -119,12 +200,28 @@ def main(
     run: Annotated[Path, typer.Option()],
     port: Annotated[int, typer.Option()],
     generators: Annotated[str, typer.Option(help="URLs, separated by commas")],
+    host: Annotated[str, typer.Option(help="Where trainers reach us")] = "127.0.0.1",
+    verifiers: Annotated[str, typer.Option(help="URLs; else the run folder's socket")] = "",
 ) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
     folder = RunFolder(run)
     with folder.lock("controller"):
-        asyncio.run(control(load(folder.config), folder, port, generators.split(",")))
+        addresses = verifiers.split(",") if verifiers else [f"unix:{folder.verifier_socket}"]
+        controlling = control(
+            load(folder.config), folder, host, port, generators.split(","), addresses
+        )
+        try:
+            asyncio.run(ended_by_sigterm(controlling))
+        except asyncio.CancelledError as error:
+            raise typer.Exit(SIGNAL_BASE + signal.SIGTERM) from error
+        except Exception as error:  # to tell a user what to do, where that is known
+            causes = leaves(error)
+            if not all(isinstance(cause, EXPECTED) for cause in causes):
+                raise
+            for cause in causes:
+                log.error("%s", cause)
+            raise typer.Exit(FAILED) from error
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from megatron_magistral.types import Problem
 class PromptSource:
     """Endless epochs over `problems`, each a permutation of its own."""
 
-    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+    def __init__(self, problems: Sequence[Problem], seed: int | str) -> None:
         if not problems:
             raise ValueError("the training set has no problems")
         self._problems = problems

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from megatron_magistral.algorithm.collate import collation_report, padding_fraction
+from megatron_magistral.rollout.clocks import WaitClock
 from megatron_magistral.types import (
     Batch,
     FinishReason,
@@ -18,9 +20,11 @@ from megatron_magistral.types import (
 
 
 class RolloutStats:
-    """Collects graded completions; `drain` reduces and forgets them."""
+    """Collects graded completions; `drain` reduces and forgets them. `grading` takes how long each
+    completion waited for its verdict."""
 
     def __init__(self) -> None:
+        self.grading = WaitClock()
         self._graded: list[Graded] = []
         self._groups: Counter[str] = Counter()
         self._since = time.monotonic()
@@ -34,6 +38,7 @@ class RolloutStats:
         now = time.monotonic()
         metrics = _completion_metrics(self._graded, now - self._since)
         metrics |= {f"groups_{name}": float(count) for name, count in self._groups.items()}
+        metrics |= self.grading.drain("verifier_wait")
         self._graded = []
         self._groups = Counter()
         self._since = now
@@ -93,9 +98,15 @@ def padding_metrics(batch: Batch, max_tokens: int) -> dict[str, float]:
     }
 
 
-def sample_row(group: Group, step: int) -> dict[str, object]:
-    """The first completion of a group, for people to read."""
-    graded = group.members[0]
+def spread(groups: Sequence[Group], count: int) -> Iterator[tuple[Group, int]]:
+    """At most `count` members as (group, index): the first of every group, then the second."""
+    size = len(groups[0].members) if groups else 0
+    return islice(((group, index) for index in range(size) for group in groups), count)
+
+
+def sample_row(group: Group, step: int, member: int = 0) -> dict[str, object]:
+    """A completion of a group, for people to read and for `data/traces.py`."""
+    graded = group.members[member]
     return {
         "step": step,
         "problem": group.problem.id,

@@ -51,7 +51,9 @@ def start_server(
     """Starts a server; it is killed at the end of the context."""
 
     @contextmanager
-    def start(tp: int = 1, port: int = 0) -> Iterator[Server]:
+    def start(
+        tp: int = 1, port: int = 0, max_running_requests: int | None = None
+    ) -> Iterator[Server]:
         settings = ServerSettings(
             model_dir=model_dir,
             port=port or free_ports(1)[0],
@@ -59,6 +61,7 @@ def start_server(
             tp=tp,
             dtype="float32",
             max_total_tokens=16384,
+            max_running_requests=max_running_requests,
         )
         log = tmp_path_factory.mktemp("server") / "sglang.log"
         with log.open("wb") as output:

@@ -20,7 +20,8 @@ from megatron_magistral.rollout.sglang_plugin import ACTION_PREFIX, STATE_KEY
 from megatron_magistral.weights.checksum import digest
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
 
-GROUP_TIMEOUT = timedelta(seconds=20)
+GROUP_TIMEOUT = timedelta(seconds=3)
+DELAY_S = 0.5
 
 
 class Fault(StrEnum):
@@ -28,6 +29,8 @@ class Fault(StrEnum):
     HANG = "hang"  # no answer
     DIE = "die"  # the connection breaks and nobody listens any more
     CORRUPT = "corrupt"  # answers as if all were well, and flips a bit of the weights
+    LOSE = "lose"  # answers as if all were well, and has the weights from before
+    DELAY = "delay"  # does it, after a while
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class FakeEngine:
     """Holds weights, a version, a pause and an update session, like one SGLang server with TP 1.
 
     `parameters` are shapes and dtypes that its model has; without any, those that are asked for.
-    `faults` maps a path to what happens there, `calls` lists the paths in order. `/generate` sends
+    `faults` maps a path to what happens there, after as many calls as `sound_calls` says, if it
+    does; `calls` lists the paths in order. `/generate` sends
     the raw bytes of `script` and then ends the stream, or stalls if `stall` is set.
     """
 
@@ -56,6 +60,7 @@ class FakeEngine:
         self.script = script
         self.stall = stall
         self.faults: dict[str, Fault] = {}
+        self.sound_calls: dict[str, int] = {}
         self.calls: list[str] = []
         self.requests: list[dict[str, Any]] = []
         self.weights: dict[str, torch.Tensor] = {}
@@ -68,6 +73,7 @@ class FakeEngine:
             "internal_states": [{STATE_KEY: {"active": True}}],
         }
         self._group: Any = None
+        self._turn = asyncio.Lock()  # SGLang takes control calls in the order in which they come
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -112,7 +118,8 @@ class FakeEngine:
     @web.middleware
     async def _fault(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.calls.append(request.path)
-        match self.faults.get(request.path):
+        is_due = self.calls.count(request.path) > self.sound_calls.get(request.path, 0)
+        match self.faults.get(request.path) if is_due else None:
             case Fault.REFUSE:
                 return web.json_response({"success": False, "message": "refused"}, status=400)
             case Fault.HANG:
@@ -121,6 +128,13 @@ class FakeEngine:
                 response = await handler(request)
                 next(iter(self.weights.values())).view(torch.uint8).view(-1)[0] += 1
                 return response
+            case Fault.LOSE:
+                before = {name: tensor.clone() for name, tensor in self.weights.items()}
+                response = await handler(request)
+                self.weights = before
+                return response
+            case Fault.DELAY:
+                await asyncio.sleep(DELAY_S)
             case Fault.DIE:
                 request.transport.abort()
                 asyncio.get_running_loop().create_task(self._die())
@@ -152,7 +166,8 @@ class FakeEngine:
     async def _control(self, request: web.Request) -> web.Response:
         payload = await request.json()
         handle = getattr(self, request.path.removeprefix("/"))
-        refusal = await asyncio.to_thread(handle, payload)
+        async with self._turn:
+            refusal = await asyncio.to_thread(handle, payload)
         if isinstance(refusal, Ok):
             return web.json_response({"success": True, "message": refusal.message})
         content = {"success": refusal is None, "message": refusal or "ok"}

@@ -2,14 +2,21 @@
 
 import asyncio
 import json
+import os
+import signal
 
 import pytest
 
 from megatron_magistral.config_file import load
 from megatron_magistral.data.tokenizer import build_tokenizer
 from megatron_magistral.rollout.controller import first_to_end
-from megatron_magistral.rollout.role import fitting, reward_settings
+from megatron_magistral.rollout.events import Sampled
+from megatron_magistral.rollout.journal import Journal, read_journal
+from megatron_magistral.rollout.queue import NothingToLearn
+from megatron_magistral.rollout.recorder import Recorder
+from megatron_magistral.rollout.role import ended_by_sigterm, fitting, leaves, reward_settings
 from megatron_magistral.rollout.stats import RolloutStats, sample_row, staleness_metrics
+from megatron_magistral.trainer.checkpoint_files import CheckpointFolder
 from megatron_magistral.types import GradeStatus, Span, TrainSequence
 from tests.cli_runs import ROOT
 from tests.fakes import graded_of, group_of, problem_of
@@ -79,6 +86,29 @@ def test_an_end_from_outside_ends_both():
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run())
     assert ended == ["ended", "ended"]
+
+
+# --- how the process ends ----------------------------------------------------------------------
+
+
+def test_what_was_sampled_is_in_the_journal_after_sigterm(tmp_path):
+    event = Sampled(0, 0, 0, b"", b"", 0)
+
+    async def work() -> None:
+        with Recorder(Journal(tmp_path), CheckpointFolder(tmp_path), 1) as recorder:
+            recorder.record(event)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(60)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ended_by_sigterm(work()))
+    assert list(read_journal(tmp_path)) == [event]
+
+
+def test_the_causes_of_a_failure_are_found_in_groups_of_groups():
+    first, second = NothingToLearn("one"), OSError("two")
+    assert leaves(ExceptionGroup("", [ExceptionGroup("", [first]), second])) == [first, second]
+    assert leaves(first) == [first]
 
 
 # --- which problems are asked -----------------------------------------------------------------

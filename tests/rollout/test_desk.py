@@ -11,7 +11,7 @@ from megatron_magistral.algorithm.settings import AlgorithmSettings
 from megatron_magistral.cluster import free_ports
 from megatron_magistral.rollout.desk import Desk
 from megatron_magistral.rollout.engine_pool import EnginePool
-from megatron_magistral.trainer.feed import Feed, FeedError
+from megatron_magistral.trainer.feed import Feed, FeedError, Instead
 from megatron_magistral.types import Progress
 from tests.fakes import group_of
 
@@ -126,28 +126,159 @@ def test_a_batch_that_cannot_be_made_ends_the_run_with_its_reason():
 def test_a_dead_controller_is_named_in_the_error():
     (port,) = free_ports(1)
     feed = Feed(f"http://127.0.0.1:{port}", batch_timeout_s=1)
-    with pytest.raises(FeedError, match=r"controller: GET /steps/0/shares/0 failed after"):
+    with pytest.raises(FeedError, match=r"controller: GET /steps/0/shares/0.* failed after"):
         feed.pull(0, 0)
+
+
+# --- where the stage goes on -------------------------------------------------------------------
+
+
+def with_trainers(client, **options):
+    """As `with_desk`, with a controller that lets trainers begin wherever they say."""
+
+    async def scenario():
+        pool, starts = EnginePool([]), []
+        desk = Desk(pool, two_group_batch, lambda *row: None, 9, **options)
+
+        async def control():
+            while True:
+                starts.append(await desk.started())
+                desk.go_on()
+                desk.open()
+                await desk.finished()
+
+        (port,) = free_ports(1)
+        async with desk.serve("127.0.0.1", port):
+            controlling = asyncio.create_task(control())
+            feed = Feed(f"http://127.0.0.1:{port}", batch_timeout_s=10)
+            try:
+                return await asyncio.to_thread(client, feed, desk, pool), starts
+            finally:
+                controlling.cancel()
+                feed.close()
+
+    return asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
 def test_a_stage_goes_on_at_the_step_that_the_trainers_name():
     def client(feed, desk, pool):
-        feed.start(Progress(next_step=5, next_ordinal=12))
+        feed.start(Progress(next_step=5))
         with pytest.raises(FeedError, match="step 4 is trained already"):
             feed.pull(4, 0)
-        assert feed.pull(5, 0).step == 5
-        feed.acknowledge(5, {"loss": 0.5})
-        with pytest.raises(FeedError, match="the stage has started at step 6 already"):
-            feed.start(Progress())
+        return feed.pull(5, 0).step
 
-    _, trained = with_desk(client)
-    assert trained == [(5, {"loss": 0.5})]
+    assert with_trainers(client) == (5, [Progress(next_step=5)])
 
 
-def test_whoever_waits_for_the_start_is_told_where_it_is():
+def test_trainers_may_begin_anew_from_an_earlier_step():
     def client(feed, desk, pool):
-        feed.start(Progress(next_step=5, next_ordinal=12))
-        return desk._start.result()
+        feed.start(Progress(next_step=5))
+        feed.pull(5, 0)
+        feed.acknowledge(5, {})
+        feed.start(Progress(next_step=4))
+        return feed.pull(4, 0).step, feed.pull(4, 1).step
 
-    start, _ = with_desk(client)
-    assert start == Progress(next_step=5, next_ordinal=12)
+    assert with_trainers(client) == ((4, 4), [Progress(5), Progress(4)])
+
+
+def test_trainers_wait_until_the_controller_knows_what_belongs_to_their_step():
+    async def scenario():
+        desk = Desk(EnginePool([]), two_group_batch, lambda *row: None, 9)
+        (port,) = free_ports(1)
+        async with desk.serve("127.0.0.1", port):
+            feed = Feed(f"http://127.0.0.1:{port}", batch_timeout_s=10)
+            starting = asyncio.create_task(asyncio.to_thread(feed.start, Progress(next_step=5)))
+            assert await desk.started() == Progress(next_step=5)
+            await asyncio.sleep(0.1)
+            assert not starting.done()
+            desk.go_on()
+            await starting
+            feed.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_start_that_takes_long_is_asked_for_again_and_happens_once(monkeypatch):
+    monkeypatch.setattr("megatron_magistral.rollout.desk.LONG_POLL_S", 0.02)
+
+    async def scenario():
+        desk = Desk(EnginePool([]), two_group_batch, lambda *row: None, 9)
+        (port,) = free_ports(1)
+        async with desk.serve("127.0.0.1", port):
+            feed = Feed(f"http://127.0.0.1:{port}", batch_timeout_s=10)
+            starting = asyncio.create_task(asyncio.to_thread(feed.start, Progress(next_step=5)))
+            await desk.started()
+            await asyncio.sleep(0.2)
+            desk.go_on()
+            await starting
+            feed.close()
+            return desk._begun.is_set()
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 30)) is False
+
+
+# --- what ranks are told instead of a batch ----------------------------------------------------
+
+
+async def no_batch(step):
+    await asyncio.Event().wait()
+
+
+def test_a_run_that_is_to_stop_says_so_to_every_rank_that_waits():
+    def client(feed, desk, pool):
+        with ThreadPoolExecutor(1) as rank_1:
+            waiting = rank_1.submit(feed.pull, 0, 1)
+            desk.stop()
+            return waiting.result(timeout=10), feed.pull(0, 0)
+
+    assert with_desk(client, next_batch=no_batch)[0] == (Instead.STOP, Instead.STOP)
+
+
+def test_a_step_that_one_rank_has_begun_is_ended_by_all_before_the_run_stops():
+    def client(feed, desk, pool):
+        feed.pull(0, 0)
+        desk.stop()
+        step = feed.pull(0, 1).step
+        feed.acknowledge(0, {})
+        return step, feed.pull(1, 0)
+
+    assert with_desk(client)[0] == (0, Instead.STOP)
+
+
+def test_every_rank_publishes_once_for_an_engine_that_came_back_while_they_wait():
+    def client(feed, desk, pool):
+        feed.end_update(0)
+        with ThreadPoolExecutor(1) as rank_1:
+            waiting = rank_1.submit(feed.pull, 0, 1)
+            pool.wants_update = True
+            told = waiting.result(timeout=10), feed.pull(0, 0)
+        feed.begin_update(0)
+        feed.end_update(0)
+        desk.stop()  # each has published: what they wait for now is the batch
+        return told, feed.pull(0, 1, num_updates=1)
+
+    told = (Instead.PUBLISH, Instead.PUBLISH)
+    assert with_desk(client, next_batch=no_batch)[0] == (told, Instead.STOP)
+
+
+def test_no_rank_publishes_in_a_step_that_another_has_begun():
+    def client(feed, desk, pool):
+        feed.end_update(0)
+        feed.pull(0, 0)
+        pool.wants_update = True
+        return feed.pull(0, 1).step
+
+    assert with_desk(client)[0] == 0
+
+
+def test_a_batch_that_does_not_come_is_an_error_that_says_what_it_waits_for(monkeypatch):
+    monkeypatch.setattr("megatron_magistral.rollout.desk.LONG_POLL_S", 0.02)
+
+    def client(feed, desk, pool):
+        feed.start(Progress())
+        feed._batch_timeout_s = 0.1
+        desk._next_batch = no_batch
+        with pytest.raises(FeedError, match="no batch for step 0 after 0 s: group 3, due 7"):
+            feed.pull(0, 0)
+
+    with_trainers(client, waiting_for=lambda: "group 3, due 7")

@@ -41,6 +41,7 @@ class Engine:
         self.name = name
         self.salts: list[str] = []
         self.partials: list[Completion | None] = []
+        self.told: list[Callable[..., None] | None] = []
         self.may_answer = asyncio.Event()
         self.broken = asyncio.Event()
         self.alive = asyncio.Event()
@@ -50,9 +51,10 @@ class Engine:
         self.left_behind = tokens(0, finish=FinishReason.ABORT)
         self.num_abandoned = 0
 
-    async def generate(self, prompt_ids, sampling, *, cache_salt, partial=None):
+    async def generate(self, prompt_ids, sampling, *, cache_salt, partial=None, on_tokens=None):
         self.salts.append(cache_salt)
         self.partials.append(partial)
+        self.told.append(on_tokens)
         broken = self.broken
         waiting = [asyncio.create_task(e.wait()) for e in (self.may_answer, broken)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from tests.sandbox.conftest import request
-from verifier_sandbox.client import VerifierClient
+from verifier_sandbox.client import VerifierClient, VerifiersDown
 from verifier_sandbox.mathcheck.result import MathVerdict
 from verifier_sandbox.protocol import JudgeRequest, JudgeResult, MathAnswer, Verdict
 
@@ -32,13 +32,13 @@ class Node:
 
 
 @asynccontextmanager
-async def serving(*nodes: Node):
+async def serving(*nodes: Node, port: int = 0):
     servers, tasks = [], []
     for node in nodes:
         app = FastAPI()
         app.add_api_route("/v1/judge", node.judge, methods=["POST"])
         app.add_api_route("/v1/maths", node.maths, methods=["POST"])
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = socket.create_server(("127.0.0.1", port))
         node.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         servers.append(server)
@@ -157,18 +157,81 @@ def test_a_silent_node_costs_no_more_than_the_timeout():
     assert asyncio.run(main()).verdict is Verdict.INFRASTRUCTURE
 
 
-def test_no_server_at_all_is_infrastructure():
+def test_a_node_that_is_away_for_a_while_costs_no_attempt():
     async def main():
-        address = "unix:/nonexistent/verifier.sock"
-        client = VerifierClient([address], max_attempts=2, breaker_pause_s=0.1)
+        node = Node(accepts)
+        async with serving(node):
+            pass  # its address is known, and nobody listens there any more
+        options = {"breaker_faults": 1, "breaker_pause_s": 0.02, "max_attempts": 1}
+        client = VerifierClient([node.address], **options)
+        asking = asyncio.create_task(client.judge(request("print(1)")))
+        while client.metrics()["verifier_faults_total"] < 3:
+            await asyncio.sleep(0.01)
+        port = int(node.address.rpartition(":")[2])
+        async with serving(node, port=port):
+            result = await asking
+        await client.close()
+        return result
+
+    assert asyncio.run(main()).verdict is Verdict.OK
+
+
+def test_while_every_node_is_down_requests_wait_and_none_is_masked():
+    async def main():
+        node = Node(crashes)
+        async with serving(node):
+            options = {"breaker_faults": 1, "breaker_pause_s": 0.05, "max_attempts": 3}
+            client = VerifierClient([node.address], timeout_s=0.3, **options)
+            first = await client.judge(request("print(0)"))
+            jobs = [asyncio.create_task(client.judge(request(f"print({i})"))) for i in range(20)]
+            await asyncio.sleep(0.02)  # its breaker is open: they wait
+            node.behaviour = accepts
+            results = await asyncio.gather(*jobs)
+            await client.close()
+            return first, results, client.metrics()
+
+    first, results, metrics = asyncio.run(main())
+    assert first.verdict is Verdict.INFRASTRUCTURE
+    assert [result.verdict for result in results] == [Verdict.OK] * 20
+    assert (metrics["verifier_faults_total"], metrics["verifiers_closed"]) == (3, 1)
+
+
+def test_an_outage_without_end_is_an_error_that_names_every_node():
+    async def main():
+        addresses = ["unix:/nonexistent/a.sock", "unix:/nonexistent/b.sock"]
+        options = {"breaker_faults": 1, "breaker_pause_s": 60.0, "outage_s": 0.1}
+        client = VerifierClient(addresses, **options)
         try:
-            return await client.judge(request("x")), await client.check_maths("1", "1")
+            await client.judge(request("x"))
         finally:
             await client.close()
 
-    judged, checked = asyncio.run(main())
-    assert judged.verdict is Verdict.INFRASTRUCTURE
-    assert checked.verdict is MathVerdict.INTERNAL
+    with pytest.raises(VerifiersDown, match=r"no verifier has answered .*a\.sock \(open\).*b\."):
+        asyncio.run(main())
+
+
+def test_a_silent_node_delays_its_own_requests_alone():
+    async def main():
+        silent, quick = Node(hangs), Node(accepts)
+        async with serving(silent, quick):
+            client = VerifierClient([silent.address, quick.address], timeout_s=60)
+            jobs = [asyncio.create_task(client.judge(request(f"print({i})"))) for i in range(20)]
+            async with asyncio.timeout(30):
+                while sum(job.done() for job in jobs) < 20 - len(silent.requests):
+                    await asyncio.sleep(0.01)
+            num_silent = len(silent.requests)
+            for job in jobs:
+                job.cancel()
+            await client.close()
+            return num_silent
+
+    assert asyncio.run(main()) <= 10
+
+
+def test_no_more_requests_are_sent_to_a_node_than_it_may_have():
+    results, nodes = judge(slow, num_requests=20, max_connections_per_node=4, timeout_s=0.25)
+    assert [result.verdict for result in results] == [Verdict.OK] * 20  # a queue is no fault
+    assert len(nodes[0].requests) == 20
 
 
 def test_a_refused_request_is_reported_and_not_repeated():

@@ -1,0 +1,227 @@
+"""The journal of a run: an append-only record of events, which survives whatever ends the process.
+
+<run>/journal/00000003.events    frames of <length><CRC-32><msgpack of an event>
+
+Records are on the disk when `sync` returns. A frame that was being written when a process died is
+cut off by the next one. Each process begins a segment of its own, and so does each compaction.
+
+What is no longer needed goes: once the groups of a segment have left for good, `compact` rewrites
+it without their tokens and rewards. Which groups there were, what became of them and when, stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import struct
+import threading
+import zlib
+from collections import deque
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from megatron_magistral.rollout.events import (
+    Admitted,
+    AnyEvent,
+    Event,
+    Finished,
+    Rewarded,
+    Sampled,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_SEGMENT_BYTES = 1 << 30
+SUFFIX = ".events"
+DRAFT = ".partial"
+_HEAD = struct.Struct("<II")
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyEvent)
+
+
+class JournalError(RuntimeError):
+    """A journal that cannot be read or written; says where and why."""
+
+
+class Journal:
+    """Appends to the journal in `folder`, which the process must have for itself.
+
+    A context manager: entering cuts off what a dead process left half-written and begins a segment;
+    leaving it writes what is left, whatever the reason.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._frames: deque[bytes] = deque()
+        self._writing = threading.Lock()
+        self._compacting = threading.Lock()  # a thread goes on when its caller is cancelled
+        self._segment = -1
+        self._descriptor = -1
+        self._num_bytes = 0
+        self._content: dict[Path, set[int]] = {}  # whose tokens are left in a compacted segment
+
+    def __enter__(self) -> Journal:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _recover(self.folder)
+        self._begin_segment()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._write()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def append(self, event: Event) -> None:
+        """It will be on the disk after the next `sync`, or at the end. Takes no time."""
+        self._frames.append(frame(event))
+
+    async def sync(self) -> None:
+        """Returns when everything that was appended is on the disk. Raises JournalError."""
+        await asyncio.to_thread(self._write)
+
+    async def compact(self, kept: Collection[int]) -> None:
+        """Begin a segment; drop, from those before it, the content of all groups but `kept`."""
+        await asyncio.to_thread(self._write, True)
+        for path in segments_of(self.folder)[:-1]:
+            if path not in self._content or not self._content[path].issubset(kept):
+                self._content[path] = await asyncio.to_thread(self._compact, path, kept)
+
+    def _compact(self, path: Path, kept: Collection[int]) -> set[int]:
+        with self._compacting:
+            return _compact(path, kept)
+
+    def _write(self, begin_segment: bool = False) -> None:
+        """What was appended, from any thread; a write that was begun is always ended."""
+        with self._writing:
+            content = b"".join(self._frames.popleft() for _ in range(len(self._frames)))
+            try:
+                view = memoryview(content)
+                while view:
+                    view = view[os.write(self._descriptor, view) :]
+                if content:
+                    os.fsync(self._descriptor)
+            except OSError as error:
+                raise JournalError(
+                    f"{self._path()}: cannot be written: {error.strerror}"
+                ) from error
+            self._num_bytes += len(content)
+            if begin_segment or self._num_bytes > MAX_SEGMENT_BYTES:
+                self._begin_segment()
+
+    def _begin_segment(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        numbers = [int(path.name.removesuffix(SUFFIX)) for path in segments_of(self.folder)]
+        self._segment = max(numbers, default=-1) + 1
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._descriptor = os.open(self._path(), flags, 0o644)
+        self._num_bytes = 0
+        _sync_folder(self.folder)
+
+    def _path(self) -> Path:
+        return self.folder / f"{self._segment:08d}{SUFFIX}"
+
+
+def frame(event: Event) -> bytes:
+    content = _encoder.encode(event)
+    return _HEAD.pack(len(content), zlib.crc32(content)) + content
+
+
+def read_journal(folder: Path) -> Iterator[AnyEvent]:
+    """Every event, in order; the last segment may end in a frame that was not written whole.
+
+    Raises JournalError if a segment is damaged elsewhere.
+    """
+    paths = segments_of(folder)
+    for path in paths:
+        yield from _read(path, may_be_torn=path == paths[-1])
+
+
+def segments_of(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def _read(path: Path, *, may_be_torn: bool) -> Iterator[AnyEvent]:
+    with path.open("rb") as file:
+        while True:
+            offset = file.tell()
+            content = _next_frame(file)
+            if content is None:
+                break
+            try:
+                yield _decoder.decode(content)
+            except msgspec.MsgspecError as error:
+                raise JournalError(f"{path}: the record at byte {offset}: {error}") from error
+        if not may_be_torn and offset != path.stat().st_size:
+            raise JournalError(f"{path}: is damaged at byte {offset} of {path.stat().st_size}")
+
+
+def _next_frame(file: BinaryIO) -> bytes | None:
+    """The content of the next frame, or None if none is whole."""
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    length, checksum = _HEAD.unpack(head)
+    content = file.read(length)
+    # A crash of the machine may leave zeros, and the checksum of nothing is 0.
+    is_whole = length > 0 and len(content) == length and zlib.crc32(content) == checksum
+    return content if is_whole else None
+
+
+def _recover(folder: Path) -> None:
+    """Remove drafts; cut the last segment after its last whole frame."""
+    for draft in folder.glob(f"*{DRAFT}"):
+        draft.unlink()
+    for path in segments_of(folder)[-1:]:
+        end = 0
+        with path.open("rb+") as file:
+            while _next_frame(file) is not None:
+                end = file.tell()
+            size = path.stat().st_size
+            if end < size:
+                log.warning("%s: its last %d bytes were not written whole", path, size - end)
+                file.truncate(end)
+                os.fsync(file.fileno())
+
+
+def _compact(path: Path, kept: Collection[int]) -> set[int]:
+    """Replace a segment by one without the content of other groups than `kept`; whose is left."""
+    draft = path.with_name(path.name + DRAFT)
+    left: set[int] = set()
+    with draft.open("wb") as file:
+        for event in _read(path, may_be_torn=False):
+            ordinal: int | None = getattr(event, "ordinal", None)
+            if ordinal is not None and ordinal in kept:
+                left.add(ordinal)
+                file.write(frame(event))
+            elif (rest := without_content(event)) is not None:
+                file.write(frame(rest))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    _sync_folder(path.parent)
+    return left
+
+
+def without_content(event: AnyEvent) -> AnyEvent | None:
+    """What stays of an event of a group that has left."""
+    match event:
+        case Sampled() | Finished() | Rewarded():
+            return None
+        case Admitted():
+            return msgspec.structs.replace(event, prompt_ids=())
+    return event
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,74 @@
+"""What an engine pool is made of and how it fails: the seam to an engine, bounds, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from megatron_magistral.rollout.completion import NewTokens
+from megatron_magistral.rollout.generator import SamplingSettings
+from megatron_magistral.types import Completion
+
+
+class Engine(Protocol):
+    """What the pool needs of a generator."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingSettings,
+        *,
+        cache_salt: str,
+        partial: Completion | None = None,
+        on_tokens: Callable[[NewTokens], None] | None = None,
+    ) -> Completion: ...
+
+    def interrupt(self) -> None: ...
+
+    async def wait_ready(self, timeout_s: float) -> None: ...
+
+    async def weight_version(self) -> int: ...
+
+    async def abandon_update(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """Bounds, in seconds and counts.
+
+    `suspect_s` is how long an engine may take to give a sign of life, `restart_s` how long to come
+    back, `max_restarts` how often it is restarted in a run. `update_bound_s` is how long an update
+    may take from its announcement to its end before its sender counts as lost. A request is tried
+    on `max_tries` engines, and waits `wait_s` at most for one.
+    """
+
+    suspect_s: float = 30.0
+    restart_s: float = 600.0
+    max_restarts: int = 3
+    update_bound_s: float = 900.0
+    max_tries: int = 8
+    wait_s: float = 1800.0
+
+
+@dataclass(frozen=True)
+class Pin:
+    """An engine that keeps its version for a while."""
+
+    engine: str
+    version: int
+
+
+class PinLost(RuntimeError):
+    """The engine that was to keep its version broke, or was needed for training."""
+
+
+class NoEngineLeft(RuntimeError):
+    """No engine is left for a request; names all of them with what happened to each."""
+
+
+async def restarted_elsewhere(name: str) -> None:
+    """For engines whose process is restarted by whoever started it, once it has ended."""

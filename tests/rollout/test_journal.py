@@ -1,0 +1,182 @@
+"""What was appended is there after any end of the process, and only what is needed is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_magistral.rollout import journal as module
+from megatron_magistral.rollout.events import Admitted, Finished, Rewarded, Sampled, Trained
+from megatron_magistral.rollout.journal import (
+    Journal,
+    JournalError,
+    frame,
+    read_journal,
+    segments_of,
+)
+from megatron_magistral.rollout.ledger import Ledger
+from tests.rollout.histories import PROBLEMS, History
+
+EVENTS = list(History(seed=0).events(400))
+CONTENT = (Sampled, Finished, Rewarded)
+
+
+def write(folder: Path, *processes: list) -> None:
+    for events in processes:
+        with Journal(folder) as journal:
+            for event in events:
+                journal.append(event)
+
+
+def test_what_several_processes_appended_comes_back_in_order(tmp_path):
+    write(tmp_path, EVENTS[:100], EVENTS[100:250], EVENTS[250:])
+    assert list(read_journal(tmp_path)) == EVENTS
+    assert len(segments_of(tmp_path)) == 3
+
+
+def test_a_sync_returns_when_a_killed_process_could_lose_nothing(tmp_path):
+    async def killed_after_sync() -> None:
+        journal = Journal(tmp_path).__enter__()
+        for event in EVENTS:
+            journal.append(event)
+        await journal.sync()  # no __exit__: nothing else is written
+
+    asyncio.run(killed_after_sync())
+    assert list(read_journal(tmp_path)) == EVENTS
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_a_record_that_was_cut_off_costs_itself_alone(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("journal")
+    events = EVENTS[:20]
+    write(folder, events)
+    (path,) = segments_of(folder)
+    end = data.draw(st.integers(0, path.stat().st_size))
+    os.truncate(path, end)
+    ends = [len(b"".join(map(frame, events[:count]))) for count in range(len(events) + 1)]
+    num_whole = max(count for count, size in enumerate(ends) if size <= end)
+    assert list(read_journal(folder)) == events[:num_whole]
+    write(folder, EVENTS[20:30])
+    assert list(read_journal(folder)) == events[:num_whole] + EVENTS[20:30]
+
+
+def test_garbage_after_a_crash_of_the_machine_is_cut_off(tmp_path):
+    write(tmp_path, EVENTS[:20])
+    (path,) = segments_of(tmp_path)
+    with path.open("ab") as file:
+        file.write(bytes(100))
+    write(tmp_path, EVENTS[20:])
+    assert list(read_journal(tmp_path)) == EVENTS
+
+
+def test_damage_elsewhere_is_an_error_that_says_where(tmp_path):
+    write(tmp_path, EVENTS[:20], EVENTS[20:])
+    path = segments_of(tmp_path)[0]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(JournalError, match=rf"{path}: is damaged at byte \d+ of {len(content)}"):
+        list(read_journal(tmp_path))
+
+
+def test_a_disk_that_takes_no_more_is_an_error_that_says_where(tmp_path):
+    async def scenario() -> None:
+        journal = Journal(tmp_path).__enter__()
+        os.close(journal._descriptor)
+        journal._descriptor = os.open("/dev/full", os.O_WRONLY)
+        journal.append(EVENTS[0])
+        await journal.sync()
+
+    with pytest.raises(JournalError, match=rf"{tmp_path}/00000000.events: .* No space left"):
+        asyncio.run(scenario())
+
+
+def test_a_segment_does_not_grow_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_SEGMENT_BYTES", 2000)
+
+    async def scenario() -> None:
+        with Journal(tmp_path) as journal:
+            for event in EVENTS:
+                journal.append(event)
+                await journal.sync()
+
+    asyncio.run(scenario())
+    assert list(read_journal(tmp_path)) == EVENTS
+    largest = max(len(frame(event)) for event in EVENTS)
+    assert max(path.stat().st_size for path in segments_of(tmp_path)) <= 2000 + largest
+
+
+# --- compaction --------------------------------------------------------------------------------
+
+
+def compact(folder: Path, kept: set[int]) -> None:
+    async def scenario() -> None:
+        with Journal(folder) as journal:
+            await journal.compact(kept)
+
+    asyncio.run(scenario())
+
+
+def test_compaction_drops_the_content_of_groups_that_have_left_and_nothing_else(tmp_path):
+    write(tmp_path, EVENTS[:200], EVENTS[200:])
+    kept = {3, 7}
+    compact(tmp_path, kept)
+    found = list(read_journal(tmp_path))
+    without = [e for e in EVENTS if not isinstance(e, CONTENT) or e.ordinal in kept]
+    assert [type(event) for event in found] == [type(event) for event in without]
+    assert [e for e in found if getattr(e, "ordinal", 3) in kept] == [
+        e for e in EVENTS if getattr(e, "ordinal", 3) in kept
+    ]
+    assert all(
+        e.prompt_ids == () for e in found if isinstance(e, Admitted) and e.ordinal not in kept
+    )
+
+
+def test_what_was_compacted_says_the_same_of_the_groups_that_are_kept(tmp_path):
+    write(tmp_path, EVENTS)
+    num_steps = sum(isinstance(event, Trained) for event in EVENTS)
+    before = restored(tmp_path, num_steps)
+    kept = {g.ordinal for g, _ in before.waiting} | {g.ordinal for g in before.unfinished}
+    kept |= {group.ordinal for batch in before.repeated for group in batch()}
+    compact(tmp_path, kept)
+    after = restored(tmp_path, num_steps)
+    assert after.how is before.how
+    assert (after.waiting, after.unfinished) == (before.waiting, before.unfinished)
+    assert (after.next_ordinal, after.outcomes) == (before.next_ordinal, before.outcomes)
+
+
+def test_a_compaction_that_was_killed_leaves_everything_readable(tmp_path):
+    write(tmp_path, EVENTS)
+    draft = segments_of(tmp_path)[0].with_name("00000000.events.partial")
+    draft.write_bytes(b"half")
+    write(tmp_path, [])
+    assert not draft.exists()
+    assert list(read_journal(tmp_path)) == EVENTS
+
+
+def test_segments_in_which_nothing_can_go_are_left_alone(tmp_path):
+    async def scenario() -> None:
+        with Journal(tmp_path) as journal:
+            await journal.compact({3})
+            first = segments_of(tmp_path)[0]
+            written = first.stat().st_ino
+            await journal.compact({3})
+            assert first.stat().st_ino == written
+            await journal.compact(set())
+            assert first.stat().st_ino != written
+
+    write(tmp_path, EVENTS)
+    asyncio.run(scenario())
+
+
+def restored(folder: Path, step: int):
+    ledger = Ledger()
+    for event in read_journal(folder):
+        ledger.apply(event)
+    return ledger.restore(step, PROBLEMS)
