@@ -1,0 +1,1 @@
+"""Asynchronous, one-step-off and synchronous runs of the whole system, measured and predicted."""
