@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Magistral Small, second half: RL on the SFT checkpoint (paper, section 5.3). 8 nodes train, 8
+# generate.
+#   sbatch launch/small_rl.sh [section.key=value ...]
+#SBATCH --job-name=small_rl
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@900
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+CONFIG=${CONFIG:-configs/small_rl.yaml}
+# shellcheck source=launch/lib/job.sh
+source "${SLURM_SUBMIT_DIR:?this is for sbatch}/launch/lib/job.sh"

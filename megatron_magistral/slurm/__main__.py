@@ -1,0 +1,3 @@
+from megatron_magistral.slurm.cli import app
+
+app()
