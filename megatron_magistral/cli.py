@@ -11,26 +11,37 @@ import os
 import pkgutil
 import runpy
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 import benchmarks
+from megatron_magistral.analysis.plan_cli import ConfigFirst, plan_run
+from megatron_magistral.analysis.site_options import (
+    GpuOption,
+    LengthsOption,
+    ModelOption,
+    SiteError,
+    architecture_for,
+    site_for,
+)
+from megatron_magistral.audit_run import audit_run_command
 from megatron_magistral.cluster import Role, RoleFailed, StageTimeout
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import ConfigError, dump, load
+from megatron_magistral.data.cli import app as data_app
 from megatron_magistral.doctor import as_table, examine, failures
+from megatron_magistral.dry_run import dry_run as dry_run_on_nodes
 from megatron_magistral.import_gguf import import_gguf_command
 from megatron_magistral.launcher import open_run_folder, planned_roles, resume, train
 from megatron_magistral.preflight import Refused, check_inputs, run_folder_pattern
 from megatron_magistral.run_folder import RunBusy
+from megatron_magistral.signals import SIGNAL_BASE, Stopped, stopped_by_signals
+from megatron_magistral.slurm.cli import app as slurm_app
 from megatron_magistral.trainer.checkpoint_files import CheckpointError
 from megatron_magistral.weights.plan_cli import app as plan_app
 from verifier_sandbox.cli import app as sandbox_app
@@ -38,27 +49,21 @@ from verifier_sandbox.mathcheck.audit import app as audit_app
 
 BAD_INPUT = 2
 FAILED = 1
-SIGNAL_BASE = 128
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(sandbox_app, name="sandbox", help="The code judge: serve, run, selftest.")
-app.add_typer(plan_app, name="plan", help="Predict what cannot be measured here.")
-app.add_typer(audit_app, name="audit", help="Measure the maths check on pairs of answers.")
+app.add_typer(plan_app, name="plan", cls=ConfigFirst, help="Predict what cannot be measured here.")
+app.add_typer(data_app, name="data", help="Data from data.")
+app.add_typer(slurm_app, name="slurm", help="The parts of a SLURM job: launch/ calls them.")
+app.add_typer(audit_app, name="audit", help="Audit a run's prompt groups, or the maths check.")
 
 app.command("import-gguf")(import_gguf_command)
+audit_app.command("run")(audit_run_command)
+plan_app.command("run")(plan_run)
 
 ConfigPath = Annotated[Path, typer.Argument(help="A file of configs/.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print config and processes, start none.")]
-
-
-class Stopped(BaseException):
-    """A signal asked the run to end. Not an Exception, so that nothing takes it for a failure."""
-
-    def __init__(self, number: int) -> None:
-        self.signal = signal.Signals(number)
-        super().__init__(self.signal.name)
 
 
 @app.callback()
@@ -69,10 +74,37 @@ def magistral() -> None:
 
 @app.command("train")
 def train_command(
-    config_path: ConfigPath, overrides: Overrides = None, dry_run: DryRun = False
+    config_path: ConfigPath,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    nodes: Annotated[
+        int | None, typer.Option(help="With --dry-run: what a job on so many nodes would be.")
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
+    model: ModelOption = None,
+    gpu: GpuOption = "h100",
+    lengths: LengthsOption = None,
 ) -> None:
     """Run every stage of a config: SFT where it has one, then RL."""
-    _start(_load(config_path, overrides), dry_run)
+    if nodes is None:
+        _start(_load(config_path, overrides), dry_run)
+        return
+    if not dry_run:
+        _refuse("--nodes: goes with --dry-run; sbatch launch/*.sh starts a job on nodes")
+    config = _load(config_path, overrides, check_files=False)
+    _warn(config)
+    try:
+        site = site_for(config, gpu=gpu, gpus_per_node=gpus_per_node, lengths=lengths)
+        planned = dry_run_on_nodes(config, architecture_for(config, model), site, nodes)
+    except SiteError as error:
+        _refuse(str(error))
+    print(dump(config))
+    for line in planned.lines:
+        print(f"# {line}")
+    for note in planned.notes:
+        _say(f"warning: {note}", "yellow")
+    if planned.problems:
+        _refuse("\n".join(f"wrong: {problem}" for problem in planned.problems))
 
 
 @app.command("sft")
@@ -141,7 +173,7 @@ def _warn(config: Config) -> None:
 def _attempt(work: Callable[[], object]) -> None:
     """Do it; whatever ends it early becomes a message and an exit code."""
     try:
-        with _stopped_by_signals():
+        with stopped_by_signals():
             work()
     except (Refused, ConfigError, CheckpointError, RunBusy) as error:
         _refuse(str(error))
@@ -151,30 +183,6 @@ def _attempt(work: Callable[[], object]) -> None:
     except Stopped as stopped:
         _say(f"{stopped.signal.name}: every process was ended", "yellow")
         raise typer.Exit(SIGNAL_BASE + stopped.signal) from stopped
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into Stopped and ignores those after it: ending
-    the processes is bounded in time and must not be broken off. What was ignored stays ignored."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        for each in previous:
-            signal.signal(each, signal.SIG_IGN)
-        raise Stopped(number)
-
-    previous = {
-        number: handler
-        for number in STOP_SIGNALS
-        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
-    }
-    for number in previous:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _print_plan(config: Config) -> None:
@@ -200,9 +208,9 @@ def _shell_line(role: Role) -> str:
     return " ".join([*changes, shlex.join(role.command)])
 
 
-def _load(path: Path, overrides: list[str] | None) -> Config:
+def _load(path: Path, overrides: list[str] | None, *, check_files: bool = True) -> Config:
     try:
-        return load(path, overrides or ())
+        return load(path, overrides or (), check_files=check_files)
     except ConfigError as error:
         _refuse(str(error))
 

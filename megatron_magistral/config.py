@@ -10,15 +10,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from megatron_magistral.config_engines import ChecksConfig, RecoveryConfig
+from megatron_magistral.config_section import Count, Positive, PositiveFloat, Section
 from megatron_magistral.config_stages import (
     CheckpointConfig,
-    Positive,
-    PositiveFloat,
     RewardConfig,
     RlConfig,
-    Section,
     SftConfig,
 )
 
@@ -99,6 +98,9 @@ class ParallelConfig(Section):
     tensor: Positive = 1
     pipeline: Positive = 1
     data: Positive = 1
+    expert: Positive = 1
+    """Ranks that share the experts of a layer, each holding whole ones: of the tensor x data ranks
+    of a pipeline stage, so it adds none. With 1, experts are divided over the tensor ranks."""
     sequence: bool = True
     """Sequence parallelism (only has an effect where tensor > 1)."""
     recompute: bool = False
@@ -109,6 +111,14 @@ class ParallelConfig(Section):
     @property
     def world_size(self) -> int:
         return self.tensor * self.pipeline * self.data
+
+    @model_validator(mode="after")
+    def _experts_fit_a_stage(self) -> Self:
+        if self.tensor * self.data % self.expert:
+            raise ValueError(
+                f"expert = {self.expert} must divide tensor x data = {self.tensor * self.data}"
+            )
+        return self
 
 
 class GeneratorConfig(Section):
@@ -122,6 +132,8 @@ class GeneratorConfig(Section):
     start_timeout_s: PositiveFloat = 600.0
     request_timeout_s: PositiveFloat = 1800.0
     update_timeout_s: PositiveFloat = 300.0
+    checks: ChecksConfig = ChecksConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     extra_arguments: tuple[str, ...] = ()
     """Passed to `sglang.launch_server` as they are."""
 
@@ -130,11 +142,26 @@ class VerifierConfig(Section):
     num_slots: Positive | None = None
     """Programs run at once; one a core if unset."""
     num_maths_workers: Positive = 1
+    max_restarts: Count = 3
+    """Of the service in a run, when it has ended; then the run ends."""
     timeout_s: PositiveFloat = 120.0
-    """For one grading, retries included; then the sample is masked and counted."""
+    """That verifiers have for one grading, retries included; then it is masked and counted."""
+    outage_s: PositiveFloat = 600.0
+    """If no verifier answers anything for so long, the run ends."""
+
+
+class BestBy(StrEnum):
+    """What of an evaluation decides which checkpoint is the best."""
+
+    PASS_AT_1 = "pass_at_1"
+    MEAN_REWARD = "mean_reward"
 
 
 class EvalConfig(Section):
+    every_steps: Count = 0
+    """Steps of the RL stage between evaluations beside training; 0: at its start and end only. One
+    of the generators keeps its version meanwhile."""
+    best_by: BestBy = BestBy.PASS_AT_1
     num_problems: Positive = 256
     num_samples: Positive = 4
     """Completions a problem; pass@1 is their mean."""
@@ -158,9 +185,36 @@ class Config(Section):
     @model_validator(mode="after")
     def _cross_checks(self) -> Self:
         problems = [*_stage_problems(self), *_layout_problems(self)]
+        problems = problems or _later_stage_problems(self)
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def selects(self) -> bool:
+        """Whether pass@1 decides which weights of the SFT stage are kept."""
+        return self.sft is not None and self.sft.candidate_every_steps > 0
+
+    @property
+    def num_rl_stages(self) -> int:
+        return 0 if self.rl is None else 1 + len(self.rl.stages)
+
+    @property
+    def longest_completion(self) -> int:
+        """Tokens: `reward.l_max` of the stage that allows the longest completions."""
+        later = () if self.rl is None else self.rl.stages
+        return max(self.reward.l_max, *(stage.l_max or 0 for stage in later), 0)
+
+    def at_stage(self, index: int) -> Config:
+        """What holds while stage `index` of `rl.stages` lasts, 0 being the first, as a config that
+        has no later stages."""
+        assert self.rl is not None, "a run without RL has no stages"
+        values = self.model_dump()
+        for stage in self.rl.stages[:index]:
+            for section, overlay in stage.overlay().items():
+                values[section] |= overlay
+        values["rl"]["stages"] = ()
+        return Config.model_validate(values)
 
     def warnings(self) -> list[str]:
         """What is unusual though allowed, with the paper's setting."""
@@ -170,6 +224,13 @@ class Config(Section):
                 found.append(
                     f"rl.n_async / rl.n_batch = {self.rl.n_async / self.rl.n_batch:.2f}: the paper "
                     "keeps it at 2 or less, beyond that the data is too far off-policy"
+                )
+            bound = self.rl.max_staleness
+            if bound is not None and bound * self.rl.n_batch < self.rl.n_async:
+                found.append(
+                    f"rl.max_staleness = {bound}: while a step trains, at most {bound} x n_batch = "
+                    f"{bound * self.rl.n_batch} sequences may be under way, so generators are held "
+                    f"below rl.n_async = {self.rl.n_async}"
                 )
             if self.rl.n_minibatch < self.rl.n_batch:
                 found.append(
@@ -185,6 +246,10 @@ def _stage_problems(config: Config) -> list[str]:
         problems.append("sft, rl: give at least one of the two stages")
     if config.sft is not None and config.data.tiny_world is None and config.data.traces is None:
         problems.append("data.traces = null: the sft stage needs a JSONL of traces")
+    if config.selects and config.data.train is not None and config.data.held_out is None:
+        problems.append(
+            "data.held_out = null: sft.candidate_every_steps needs held-out problems to choose with"
+        )
     if config.rl is None:
         return problems
     if config.rl.microbatch_tokens <= config.reward.l_max:
@@ -192,14 +257,65 @@ def _stage_problems(config: Config) -> list[str]:
             f"rl.microbatch_tokens = {config.rl.microbatch_tokens} must hold a prompt and a whole "
             f"completion: more than reward.l_max = {config.reward.l_max}"
         )
+    problems += config.generator.recovery.problems(config.parallel.timeout_s)
     data_ranks = config.parallel.data
     if config.rl.n_minibatch % data_ranks:
         problems.append(
             f"rl.n_minibatch = {config.rl.n_minibatch} must be a multiple of "
             f"parallel.data = {data_ranks}"
         )
+    problems += _evaluation_problems(config)
     if config.data.train is not None and config.data.held_out is None:
         problems.append("data.held_out = null: the rl stage evaluates on held-out problems")
+    return problems
+
+
+def _later_stage_problems(config: Config) -> list[str]:
+    """Every rule of a config holds for each of its stages."""
+    if config.rl is None:
+        return []
+    problems = []
+    ratio = config.rl.num_minibatches
+    for index in range(len(config.rl.stages)):
+        try:
+            rl = config.at_stage(index + 1).rl
+        except ValidationError as error:
+            messages = (item["msg"].removeprefix("Value error, ") for item in error.errors())
+            problems += [f"rl.stages.{index}: {message}" for message in messages]
+            continue
+        assert rl is not None
+        before = config.at_stage(index).rl
+        assert before is not None
+        if rl.max_staleness is not None and rl.n_batch < before.n_batch:
+            problems.append(
+                f"rl.stages.{index}: n_batch = {rl.n_batch} is less than the {before.n_batch} "
+                f"before it, which rl.max_staleness = {rl.max_staleness} does not allow: groups "
+                "that are under way then would be trained too late"
+            )
+        if rl.num_minibatches != ratio:
+            problems.append(
+                f"rl.stages.{index}: n_batch / n_minibatch = {rl.num_minibatches}, before it is "
+                f"{ratio}: it must stay the same, so scale n_minibatch with n_batch"
+            )
+    return problems
+
+
+def _evaluation_problems(config: Config) -> list[str]:
+    every_steps = config.evaluation.every_steps
+    if not every_steps:
+        return []
+    problems = []
+    if config.generator.num_replicas < 2:
+        problems.append(
+            f"evaluation.every_steps = {every_steps} needs generator.num_replicas >= 2: one keeps "
+            f"its version, another goes on with newer ones (now {config.generator.num_replicas})"
+        )
+    saved_every = config.checkpoint.rl_every_steps
+    if saved_every and every_steps % saved_every:
+        problems.append(
+            f"evaluation.every_steps = {every_steps} must be a multiple of "
+            f"checkpoint.rl_every_steps = {saved_every}: else the best step has no checkpoint"
+        )
     return problems
 
 
@@ -208,6 +324,10 @@ def _layout_problems(config: Config) -> list[str]:
     if shape is None:
         return []
     problems = []
+    if config.parallel.expert > 1:
+        problems.append(
+            f"parallel.expert = {config.parallel.expert} must be 1: model.shape has no experts"
+        )
     for degree_name, degree in (
         ("parallel.tensor", config.parallel.tensor),
         ("generator.tensor_parallel", config.generator.tensor_parallel),

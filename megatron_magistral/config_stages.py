@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from megatron_magistral.algorithm.entropy import EntropyControl
 from megatron_magistral.algorithm.settings import (
     AlgorithmSettings,
     NormaliseAdvantage,
     NormaliseLoss,
 )
+from megatron_magistral.config_curriculum import RlStageConfig
+from megatron_magistral.config_entropy import EntropyConfig
+from megatron_magistral.config_section import (
+    Count,
+    Fraction,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from megatron_magistral.trainer.settings import OptimizerSettings, Schedule
-
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
-    )
 
 
 class OptimizerConfig(Section):
@@ -51,11 +50,41 @@ class OptimizerConfig(Section):
 
 
 class SftConfig(Section):
-    num_steps: Positive
+    num_steps: Positive | None = None
+    num_epochs: Positive | None = None
+    """Passes over the traces, instead of num_steps."""
     batch_size: Positive
     """Sequences a step."""
     microbatch_tokens: Positive
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the problems whose traces are held out. The stage then ends with the weights that
+    had the least loss on them; 0: no validation, the last weights."""
+    validate_every_steps: Positive = 100
+    """The last step is validated too."""
+    candidate_every_steps: Count = 0
+    """Steps between two copies of the weights, of which the stage `selection` keeps those with the
+    best pass@1 on held-out problems; the last weights are one too. 0: no such stage."""
     optimizer: OptimizerConfig
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.num_steps is None) == (self.num_epochs is None):
+            raise ValueError("give exactly one of num_steps and num_epochs")
+        return self
+
+    @property
+    def length(self) -> tuple[str, int]:
+        """The key that says how long the stage goes on, and its value."""
+        if self.num_steps is not None:
+            return "num_steps", self.num_steps
+        assert self.num_epochs is not None
+        return "num_epochs", self.num_epochs
+
+    def total_steps(self, num_traces: int) -> int:
+        """Optimizer steps of the stage; a last batch that is not full is filled from the traces of
+        a further epoch."""
+        key, length = self.length
+        return length if key == "num_steps" else -(-length * num_traces // self.batch_size)
 
 
 class RewardConfig(Section):
@@ -87,6 +116,8 @@ class AlgorithmConfig(Section):
     eps_high: PositiveFloat = 0.28
     normalise_advantage: NormaliseAdvantage = NormaliseAdvantage.MINIBATCH
     normalise_loss: NormaliseLoss = NormaliseLoss.GROUP
+    entropy: EntropyConfig = EntropyConfig()
+    """Moves eps_high."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """KL to the moving average of the weights; 0: no reference model (modification 1)."""
@@ -95,6 +126,16 @@ class AlgorithmConfig(Section):
     """Take pi_old from the trainer's own forward pass instead of the generator's record."""
     tis_cap: PositiveFloat | None = None
     """Cap of a truncated importance weight between trainer and generator; not in the paper."""
+
+    @model_validator(mode="after")
+    def _eps_high_in_its_band(self) -> Self:
+        low, high = self.entropy.eps_high_min, self.entropy.eps_high_max
+        if self.entropy.control is not EntropyControl.OFF and not low <= self.eps_high <= high:
+            raise ValueError(
+                f"eps_high = {self.eps_high} must lie between entropy.eps_high_min = {low} and "
+                f"entropy.eps_high_max = {high}, where entropy.control = {self.entropy.control}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cap_needs_recompute(self) -> Self:
@@ -106,7 +147,9 @@ class AlgorithmConfig(Section):
         return self
 
     def settings(self, num_minibatches: int) -> AlgorithmSettings:
-        return AlgorithmSettings(num_minibatches=num_minibatches, **self.model_dump())
+        return AlgorithmSettings(
+            num_minibatches=num_minibatches, **self.model_dump(exclude={"entropy"})
+        )
 
 
 class RlConfig(Section):
@@ -121,6 +164,9 @@ class RlConfig(Section):
     """Sequences kept in flight at the generators."""
     queue_size: Positive | None = None
     """Completions that may wait for the trainer before generators are held back [n_batch]."""
+    max_staleness: Count | None = None
+    """Trainer steps between the weights that sampled a token and those it is trained on, at most;
+    unset, the bound of n_async and queue_size holds on average. 0 is synchronous."""
     microbatch_tokens: Positive
     """Token budget of a microbatch, prompts included."""
     batch_timeout_s: PositiveFloat = 3600.0
@@ -132,6 +178,13 @@ class RlConfig(Section):
     weight_bucket_mib: PositiveFloat = 512.0
     keep_samples: Count = 4
     """Completions of each step written to samples.jsonl."""
+    stages: tuple[RlStageConfig, ...] = ()
+    """Those that follow the first, which the other keys describe."""
+
+    @property
+    def length(self) -> tuple[str, int]:
+        """As that of SftConfig."""
+        return "num_steps", self.num_steps
 
     @property
     def queue_capacity(self) -> int:
@@ -184,3 +237,6 @@ class CheckpointConfig(Section):
     """Every so manieth checkpoint is kept for good; 0: none."""
     timeout_s: PositiveFloat = 600.0
     """Longest wait of training for a checkpoint that is still being written."""
+    grace_s: Annotated[float, Field(ge=0)] = 30.0
+    """How long a run that is asked to end (Ctrl-C, SIGTERM) waits for the trainers to end their
+    step and save; 0: not at all."""

@@ -5,46 +5,49 @@ Like `model_check`, for `preflight`: every problem is one line that names the ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from megatron_magistral.config import Config
 from megatron_magistral.data.schema import Rows, read_problems, read_traces
-from megatron_magistral.prompts import load_template, longest_prompt, render_prompt
+from megatron_magistral.prompts import load_template, longest_prompt, render_prompt, trace_prompt
 from megatron_magistral.types import Problem, Trace
-
-_READERS: dict[str, Callable[[Path], Rows]] = {
-    "train": read_problems,
-    "held_out": read_problems,
-    "traces": read_traces,
-}
 
 DataRows = Mapping[str, tuple[Problem | Trace, ...]]
 """The usable rows of each file that the config names, by its key."""
+
+HELD_OUT, TRACES = "data.held_out", "data.traces"
+
+
+def data_files(config: Config) -> dict[str, Path]:
+    """The files that the config names, by key."""
+    files = {f"data.{name}": getattr(config.data, name) for name in ("train", "held_out", "traces")}
+    for index, stage in enumerate(config.rl.stages if config.rl is not None else ()):
+        files[f"rl.stages.{index}.add_problems"] = stage.add_problems
+    return {key: path for key, path in files.items() if path is not None}
 
 
 def read_data(config: Config) -> tuple[DataRows, list[str], list[str]]:
     """Rows, problems and warnings. A file is a problem when it holds no usable row at all."""
     found: dict[str, tuple[Problem | Trace, ...]] = {}
     problems, warnings = [], []
-    for key, read in _READERS.items():
-        path = getattr(config.data, key)
-        if path is None:
-            continue
+    for key, path in data_files(config).items():
         try:
-            rows = read(path)
+            rows: Rows[Any] = read_traces(path) if key == TRACES else read_problems(path)
         except OSError as error:
-            problems.append(f"data.{key} = {path}: cannot be read: {error.strerror}")
+            problems.append(f"{key} = {path}: cannot be read: {error.strerror}")
             continue
         found[key] = rows.rows
         first = f", the first: {rows.bad[0]}" if rows.bad else ""
         if not rows.rows:
-            problems.append(f"data.{key} = {path}: holds no usable row ({rows.summary()}){first}")
+            problems.append(f"{key} = {path}: holds no usable row ({rows.summary()}){first}")
         elif rows.bad:
-            warnings.append(f"data.{key} = {path}: {rows.summary()}{first}")
-    return found, problems + _check_disjoint(config, found), warnings
+            warnings.append(f"{key} = {path}: {rows.summary()}{first}")
+    problems += [*_check_disjoint(config, found), *_check_ids(config, found)]
+    return found, problems, warnings
 
 
 def check_lengths(config: Config, data: DataRows, context_length: int) -> list[str]:
@@ -56,23 +59,25 @@ def check_lengths(config: Config, data: DataRows, context_length: int) -> list[s
     assert config.model.path is not None
     tokenizer = Tokenizer.from_file(str(config.model.path / "tokenizer.json"))
     template = load_template(config.data.prompt_file)
+    files = data_files(config)
     problems = []
     if config.rl is not None:
-        room = longest_prompt(context_length, config.rl.microbatch_tokens, config.reward.l_max)
-        for key in ("train", "held_out"):
-            texts = (render_prompt(row.statement, template) for row in data.get(key, ()))
+        l_max = config.longest_completion
+        room = longest_prompt(context_length, config.rl.microbatch_tokens, l_max)
+        for key in [key for key in data if key != TRACES]:
+            texts = (render_prompt(row.statement, template) for row in data[key])
             shortest = _shortest(tokenizer, texts)
             if shortest > room:
                 problems.append(
-                    f"data.{key} = {getattr(config.data, key)}: its shortest prompt has {shortest} "
-                    f"tokens; reward.l_max = {config.reward.l_max} leaves {room} of the model's "
+                    f"{key} = {files[key]}: its shortest prompt has {shortest} "
+                    f"tokens; reward.l_max = {l_max} leaves {room} of the model's "
                     f"{context_length} positions and of "
                     f"rl.microbatch_tokens = {config.rl.microbatch_tokens}"
                 )
     if config.sft is not None:
         room = min(context_length, config.sft.microbatch_tokens)
-        rows = [row for row in data.get("traces", ()) if isinstance(row, Trace)]
-        texts = (render_prompt(row.statement, template) + row.response for row in rows)
+        rows = [row for row in data.get(TRACES, ()) if isinstance(row, Trace)]
+        texts = (trace_prompt(row, template) + row.response for row in rows)
         shortest = _shortest(tokenizer, texts)
         if shortest > room:
             problems.append(
@@ -84,17 +89,38 @@ def check_lengths(config: Config, data: DataRows, context_length: int) -> list[s
 
 
 def _check_disjoint(config: Config, data: DataRows) -> list[str]:
-    train, held_out = (
-        {row.statement for row in data.get(key, ())} for key in ("train", "held_out")
-    )
-    shared = train & held_out
-    if not shared:
-        return []
-    return [
-        f"data.held_out = {config.data.held_out}: {len(shared)} of its problems are in "
-        f"data.train = {config.data.train} too, the first: {min(shared)[:60]!r}; what is trained "
-        "on is not held out"
-    ]
+    held_out = {row.statement for row in data.get(HELD_OUT, ())}
+    files = data_files(config)
+    problems = []
+    for key in _training(data):
+        if shared := held_out & {row.statement for row in data[key]}:
+            problems.append(
+                f"{HELD_OUT} = {files[HELD_OUT]}: {len(shared)} of its problems are in "
+                f"{key} = {files[key]} too, the first: {min(shared)[:60]!r}; what is trained "
+                "on is not held out"
+            )
+    return problems
+
+
+def _check_ids(config: Config, data: DataRows) -> list[str]:
+    """Each file has unique ids; so must all that are trained on together."""
+    files = data_files(config)
+    owner: dict[str, str] = {}
+    problems = []
+    for key in _training(data):
+        ids = [row.id for row in data[key] if isinstance(row, Problem)]
+        if shared := [id for id in ids if id in owner]:
+            problems.append(
+                f"{key} = {files[key]}: {len(shared)} of its ids are in {owner[shared[0]]} too, "
+                f"the first: {shared[0]!r}; give each problem an id of its own"
+            )
+        owner |= {id: key for id in ids if id not in owner}
+    return problems
+
+
+def _training(data: DataRows) -> list[str]:
+    """Keys of the files that hold problems to train on."""
+    return [key for key in data if key not in (HELD_OUT, TRACES)]
 
 
 def _shortest(tokenizer: Tokenizer, texts: Iterable[str]) -> int:

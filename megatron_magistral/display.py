@@ -129,15 +129,17 @@ class RunView:
             self._live.stop()
 
     def _progress(self, row: Mapping[str, Any]) -> str:
-        total = self._num_steps.get(row["stage"], 0)
-        return f"{row['stage']} {row['step'] + 1}/{total}"
+        total = self._num_steps.get(row["stage"])  # None where epochs are given
+        of_total = "" if total is None else f"/{total}"
+        return f"{row['stage']} {row['step'] + 1}{of_total}"
 
     def _eta(self, row: Mapping[str, Any]) -> str:
         first_step, begin = self._stage_begin[row["stage"]]
         done = row["step"] - first_step
-        if done < 1:
+        total = self._num_steps.get(row["stage"])
+        if done < 1 or total is None:
             return NOT_MEASURED
-        remaining = self._num_steps.get(row["stage"], 0) - row["step"] - 1
+        remaining = total - row["step"] - 1
         seconds = remaining * (row["time"] - begin) / done - (time.time() - row["time"])
         return time.strftime("%H:%M:%S", time.gmtime(max(0.0, seconds)))
 

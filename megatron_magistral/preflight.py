@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import ConfigError
 from megatron_magistral.data_check import check_lengths, read_data
-from megatron_magistral.doctor import RL_ONLY, examine, failures
+from megatron_magistral.doctor import RL_ONLY, Health, examine, failures, megatron
 from megatron_magistral.prompts import load_template
 from megatron_magistral.run_folder import RunFolder
 
@@ -52,13 +52,16 @@ def check_inputs(config: Config) -> Inputs:
         problems += check_lengths(config, data, length)
     if problems:
         raise ConfigError("\n".join(problems))
+    if (trainer := megatron()).health is Health.NOTE:
+        warnings = [*warnings, str(trainer)]
     return Inputs(length, tuple(warnings))
 
 
 def check_machine(config: Config) -> None:
     """Raises Refused with the doctor's words when a role of the run could not run here."""
-    found = failures(examine(fixed_ports(config) if config.rl is not None else ()))
-    if config.rl is None:
+    has_generators = config.rl is not None or config.selects
+    found = failures(examine(fixed_ports(config) if has_generators else ()))
+    if not has_generators:
         found = [item for item in found if item.name not in RL_ONLY]
     if found:
         raise Refused("\n".join(str(item) for item in found))

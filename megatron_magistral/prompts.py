@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
+from megatron_magistral.types import Trace
+
 PLACEHOLDER = "{problem}"
 
 
@@ -33,6 +35,11 @@ def render_prompt(statement: str, template: str) -> str:
     """The text that the policy continues. Braces in either part mean nothing."""
     before, _, after = template.partition(PLACEHOLDER)
     return before + statement + after
+
+
+def trace_prompt(trace: Trace, template: str) -> str:
+    """What the response of a trace follows: its own prompt, or the template with its statement."""
+    return trace.prompt or render_prompt(trace.statement, template)
 
 
 def longest_prompt(context_length: int, microbatch_tokens: int, l_max: int) -> int:

@@ -3,17 +3,27 @@
 <run>/config.yaml            the resolved config; config.1.yaml and so on are what it was before
       data/                  problems and traces of a generated world
       models/initial         the model a run starts from, where it has to be made
-      models/sft             after the SFT stage
+      models/sft             after the SFT stage; its best weights where it validates
+      models/sft_best.json   which these are
+      models/candidates/     weights of the SFT stage, of which `selection` keeps the best
+      models/sft_selected.json   which these are; eval_candidates/ holds the results of each
       model/                 the final model, a Hugging Face directory
       checkpoints/<stage>/   the trainers' state (see trainer/checkpoint_files.py)
       finished/<stage>       is there once a stage has ended well
       nonfinite/             batches of steps that were skipped (see trainer/nonfinite.py)
       metrics.jsonl          a line a step; tensorboard/ holds the same
+      journal/               what happened to every prompt group (see rollout/journal.py)
       phase.txt              what the RL stage does now
       samples.jsonl          completions with their rewards
+      curriculum.jsonl       which stage of rl.stages began when, and why (see rollout/stages.py)
+      pass_rates.jsonl       how often each problem was solved (see data/pass_rates.py)
       eval_before_rl.json    held-out results at the start and
       eval_after_rl.json     at the end of the RL stage
+      evaluations/           held-out results in between, a file a version
+      metrics_url            where Prometheus finds the RL stage's metrics while it runs
       logs/                  a file for each process
+      stop_requested         asks the run to save and stop
+      restarts/              requests to restart a process (see restart_requests.py)
       *.lock                 held by the processes that write here
 """
 
@@ -37,7 +47,19 @@ LOCK_POLL_S = 0.2
 class Stage(StrEnum):
     PREPARE = "prepare"
     SFT = "sft"
+    SELECTION = "selection"
     RL = "rl"
+
+
+def stages_of(config: Config) -> list[Stage]:
+    """The stages that a run with this config has, in order."""
+    wanted = {
+        Stage.PREPARE: True,
+        Stage.SFT: config.sft is not None,
+        Stage.SELECTION: config.selects,
+        Stage.RL: config.rl is not None,
+    }
+    return [stage for stage in Stage if wanted[stage]]
 
 
 class RunBusy(RuntimeError):
@@ -131,6 +153,26 @@ class RunFolder:
     def sft_model(self) -> Path:
         return self.root / "models" / "sft"
 
+    @property
+    def sft_best(self) -> Path:
+        return self.root / "models" / "sft_best.json"
+
+    def sft_candidate(self, step: int) -> Path:
+        return self.root / "models" / "candidates" / f"step-{step:06d}"
+
+    def sft_candidates(self) -> dict[int, Path]:
+        """Those that are there, by the steps that they were trained for."""
+        folder = self.root / "models" / "candidates"
+        paths = [path for path in folder.glob("step-*") if path.name[5:].isdigit()]
+        return {int(path.name[5:]): path for path in sorted(paths)}
+
+    def eval_candidate(self, step: int) -> Path:
+        return self.root / "eval_candidates" / f"step-{step:06d}.json"
+
+    @property
+    def sft_selected(self) -> Path:
+        return self.root / "models" / "sft_selected.json"
+
     def first_model(self, config: Config) -> Path:
         """What the first stage starts from."""
         return config.model.path or self.initial_model
@@ -148,8 +190,25 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def stop_requested(self) -> Path:
+        """Asks the run to stop at the next step boundary, with a checkpoint."""
+        return self.root / "stop_requested"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal"
+
+    @property
     def phase(self) -> Path:
         return self.root / "phase.txt"
+
+    @property
+    def curriculum(self) -> Path:
+        return self.root / "curriculum.jsonl"
+
+    @property
+    def pass_rates(self) -> Path:
+        return self.root / "pass_rates.jsonl"
 
     @property
     def samples(self) -> Path:
@@ -163,9 +222,23 @@ class RunFolder:
     def eval_after_rl(self) -> Path:
         return self.root / "eval_after_rl.json"
 
+    def evaluation(self, version: int) -> Path:
+        """Of weights that were evaluated beside training; the folder is made."""
+        path = self.root / "evaluations" / f"version-{version:08d}.json"
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    @property
+    def metrics_url(self) -> Path:
+        return self.root / "metrics_url"
+
     @property
     def verifier_socket(self) -> Path:
         return self.root / "verifier.sock"
+
+    @property
+    def restarts(self) -> Path:
+        return self.root / "restarts"
 
     def log(self, role: str) -> Path:
         return self.root / "logs" / f"{role}.log"

@@ -23,10 +23,12 @@ import transformers
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from megatron_magistral.audit_run import audit_run
 from megatron_magistral.cluster import Role, Supervisor, free_ports
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import load
 from megatron_magistral.evals.report import EvalReport
+from megatron_magistral.rollout.audit import Fate
 from megatron_magistral.rollout.generator import Generator, SamplingSettings
 from megatron_magistral.rollout.sglang_server import (
     ServerSettings,
@@ -34,7 +36,8 @@ from megatron_magistral.rollout.sglang_server import (
     server_command,
     server_environment,
 )
-from megatron_magistral.run_folder import RunFolder
+from megatron_magistral.run_folder import RunFolder, Stage
+from megatron_magistral.trainer.checkpoint_files import CheckpointFolder
 from megatron_magistral.types import Completion
 from tests.cli_runs import MICRO, ROLES, CliRun
 
@@ -167,6 +170,13 @@ def test_weights_reach_the_generator_before_the_first_prompt_and_after_every_ste
     assert num_updates >= 4
 
 
+def test_every_prompt_group_is_accounted_for(rl: Finished) -> None:
+    report = audit_run(rl.run)
+    assert report.findings == ()
+    assert report.num_steps == rl.config.rl.num_steps
+    assert report.count(Fate.TRAINED) == report.num_steps * rl.config.rl.groups_per_batch
+
+
 def test_every_sample_says_which_version_sampled_which_token(rl: Finished) -> None:
     samples = rl.samples()
     assert {sample["step"] for sample in samples} == set(range(rl.config.rl.num_steps))
@@ -257,34 +267,38 @@ async def sample_from_server(
 @pytest.fixture
 def running(sft: Finished, tmp_path: Path) -> Iterator[CliRun]:
     """A run in the middle of its RL stage."""
-    endless = ("rl.num_steps=100000", "evaluation.num_problems=2")
+    endless = ("rl.num_steps=100000", "evaluation.num_problems=2", "checkpoint.grace_s=300")
     with CliRun(tmp_path, *rl_from(sft.run.model, *endless)) as cli:
         cli.wait_until(lambda: "rl 1/100000" in cli.output)
         assert cli.crowds[-1].keys() == ROLES.keys()
         yield cli
 
 
-def test_ctrl_c_during_rl_ends_every_process(running: CliRun) -> None:
+def test_ctrl_c_during_rl_saves_and_ends_every_process(running: CliRun) -> None:
     running.process.send_signal(signal.SIGINT)
     assert running.wait() == 130
     assert running.left_running() == []
     assert running.output.endswith("SIGINT: every process was ended\n")
     assert "Traceback" not in running.output
+    run = RunFolder(running.folder)
+    saved = CheckpointFolder(run.checkpoints(Stage.RL)).latest()
+    assert saved is not None and saved >= 1
+    assert audit_run(run).findings == ()
 
 
 def test_a_role_that_dies_is_named_with_the_end_of_its_log_and_ends_the_run(
     running: CliRun,
 ) -> None:
-    (generator,) = (
+    (controller,) = (
         process
         for process in psutil.Process(running.process.pid).children()
-        if process.pid in running.pids("generator")
+        if process.pid in running.pids("controller")
     )
-    generator.kill()
+    controller.kill()
     assert running.wait() == 1
     assert running.left_running() == []
-    assert "generator-0 was killed by SIGKILL after" in running.output
-    log = RunFolder(running.folder).log("generator-0")
+    assert "controller was killed by SIGKILL after" in running.output
+    log = RunFolder(running.folder).log("controller")
     said = lines(running.output.partition(f"the end of {log}:\n")[2])
     assert len(said) > 1
     assert set(said) <= set(lines(log.read_text()))

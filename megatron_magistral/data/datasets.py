@@ -55,6 +55,25 @@ def dataset_paths(config: Config, run: RunFolder) -> DatasetPaths:
     return DatasetPaths(config.data.train, config.data.held_out, config.data.traces)
 
 
+def harder_problems(config: Config, train: Sequence[Problem]) -> list[tuple[Problem, ...]]:
+    """What comes in with each later stage of the curriculum.
+
+    Raises ValueError for an id that was used before.
+    """
+    used = {problem.id for problem in train}
+    stages = []
+    for stage in config.rl.stages if config.rl is not None else ():
+        problems = _problems(stage.add_problems)
+        if shared := [problem.id for problem in problems if problem.id in used]:
+            raise ValueError(
+                f"{stage.add_problems}: {len(shared)} of its ids are used by earlier problems, "
+                f"the first: {shared[0]!r}; give each problem an id of its own"
+            )
+        used |= {problem.id for problem in problems}
+        stages.append(problems)
+    return stages
+
+
 def _problems(path: Path | None) -> tuple[Problem, ...]:
     if path is None:
         return ()

@@ -15,7 +15,7 @@ import msgspec
 
 from megatron_magistral.types import Kind, Problem, Trace
 
-Row = TypeVar("Row", Problem, Trace)
+Row = TypeVar("Row", bound=msgspec.Struct)
 
 LANGUAGES = ("en", "fr", "es", "it", "de", "zh", "ru")
 
@@ -45,12 +45,12 @@ class Rows(Generic[Row]):
 
 def read_problems(path: Path) -> Rows[Problem]:
     """Read problems. Raises FileNotFoundError for a missing file, never for a bad row."""
-    return _read(path, Problem, _problem_fault, lambda problem: problem.id)
+    return read_rows(path, Problem, _problem_fault, lambda problem: problem.id)
 
 
 def read_traces(path: Path) -> Rows[Trace]:
     """Read traces. One problem may have several. Raises FileNotFoundError for a missing file."""
-    return _read(path, Trace, _trace_fault, lambda trace: None)
+    return read_rows(path, Trace, _trace_fault)
 
 
 def write_rows(path: Path, rows: Iterable[Problem] | Iterable[Trace]) -> None:
@@ -63,12 +63,14 @@ def write_rows(path: Path, rows: Iterable[Problem] | Iterable[Trace]) -> None:
     partial.replace(path)
 
 
-def _read(
+def read_rows(
     path: Path,
     row_type: type[Row],
     fault: Callable[[Row], str | None],
-    unique_id: Callable[[Row], str | None],
+    unique_id: Callable[[Row], str | None] = lambda row: None,
 ) -> Rows[Row]:
+    """Read rows of any type. `fault` says what is wrong with one whose types are right; ids are
+    unique in a file, None is none. Raises FileNotFoundError, never for a bad row."""
     decoder = msgspec.json.Decoder(row_type)
     rows: list[Row] = []
     bad: list[BadRow] = []
@@ -113,8 +115,8 @@ def _problem_fault(problem: Problem) -> str | None:
 
 
 def _trace_fault(trace: Trace) -> str | None:
-    if not trace.statement.strip():
-        return "statement is empty"
+    if not (trace.statement.strip() or trace.prompt):
+        return "statement is empty, and there is no prompt instead of it"
     if not trace.response.strip():
         return "response is empty"
     return None
