@@ -6,12 +6,13 @@ import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from megatron_magistral.jsonl import DamagedRows, read_rows
 from megatron_magistral.rollout.audit import Fate, Report, audit
 from megatron_magistral.rollout.journal import JournalError, read_journal, segments_of
 from megatron_magistral.run_folder import RunFolder, Stage
@@ -22,7 +23,9 @@ MAX_SHOWN = 20
 
 
 def audit_run(run: RunFolder) -> Report:
-    """Raises JournalError if there is no journal, or it is damaged."""
+    """Raises JournalError if there is no journal, or it is damaged; DamagedRows of the metrics."""
+    if not run.root.is_dir():
+        raise JournalError(f"{run.root}: there is no such folder")
     if not segments_of(run.journal):
         raise JournalError(f"{run.journal}: has no journal: the RL stage has not begun")
     return audit(
@@ -45,12 +48,13 @@ def audit_run_command(
     console = Console(highlight=False, soft_wrap=True)
     try:
         found = audit_run(RunFolder(run))
-    except JournalError as error:
-        Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False)
-        raise typer.Exit(BAD_INPUT) from error
-    if report is not None:
-        lines = (json.dumps(asdict(row)) for row in found.rows)
-        report.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        if report is not None:
+            lines = (json.dumps(asdict(row)) for row in found.rows)
+            report.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except (JournalError, DamagedRows) as error:
+        _refuse(str(error))
+    except OSError as error:
+        _refuse(f"{error.filename}: {error.strerror}")
     console.print(_table(found))
     for reason, count in _failures(found).most_common(MAX_SHOWN):
         console.print(f"failed {count} x: {reason}", markup=False)
@@ -62,6 +66,11 @@ def audit_run_command(
     console.print(f"{verdict} in {found.num_steps} steps, begun {found.num_begun} times")
     if found.findings:
         raise typer.Exit(VIOLATED)
+
+
+def _refuse(message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(message, style="red", markup=False)
+    raise typer.Exit(BAD_INPUT)
 
 
 def _table(found: Report) -> Table:
@@ -86,8 +95,4 @@ def _failures(found: Report) -> Counter[str]:
 
 def _recorded_steps(run: RunFolder) -> set[int]:
     """Steps of the RL stage that the metrics tell of."""
-    if not run.metrics.exists():
-        return set()
-    lines = run.metrics.read_bytes().splitlines(keepends=True)
-    rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    return {row["step"] for row in rows if row["stage"] == Stage.RL}
+    return {row["step"] for row in read_rows(run.metrics) if row.get("stage") == Stage.RL}

@@ -98,9 +98,9 @@ def train_command(
         planned = dry_run_on_nodes(config, architecture_for(config, model), site, nodes)
     except SiteError as error:
         _refuse(str(error))
-    print(dump(config))
+    typer.echo(dump(config))
     for line in planned.lines:
-        print(f"# {line}")
+        typer.echo(f"# {line}")
     for note in planned.notes:
         _say(f"warning: {note}", "yellow")
     if planned.problems:
@@ -191,11 +191,11 @@ def _print_plan(config: Config) -> None:
     for warning in inputs.warnings:
         _say(f"warning: {warning}", "yellow")
     stages = planned_roles(config, run_folder_pattern(config), inputs.context_length)
-    print(dump(config))
+    typer.echo(dump(config))
     for stage, roles in stages.items():
-        print(f"# {stage}: {len(roles)} process{'es' * (len(roles) > 1)}")
+        typer.echo(f"# {stage}: {len(roles)} process{'es' * (len(roles) > 1)}")
         for role in roles:
-            print(f"#   {role.name}: {_shell_line(role)}")
+            typer.echo(f"#   {role.name}: {_shell_line(role)}")
 
 
 def _shell_line(role: Role) -> str:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import itertools
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -29,6 +32,11 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 LOG_TAIL_LINES = 30
+LOOPBACK = "127.0.0.1"
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+USUAL_FIRST_EPHEMERAL = 32768
+FIRST_PORT = 12000
+MIN_CHOICE = 1000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -282,23 +290,36 @@ def tail(path: Path, num_lines: int = LOG_TAIL_LINES) -> str:
     return "\n".join(lines[-num_lines:]) or "(the log is empty)"
 
 
-def free_ports(count: int) -> list[int]:
-    """Distinct TCP ports of the loopback interface that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    """Distinct TCP ports of an address of this machine that nobody listens on now.
+
+    They are not of the range from which the kernel takes ports for connections: one of these could
+    be gone by the time that a process which is still starting listens on it. Raises OSError if
+    there are not so many.
+    """
+    candidates = _lasting_ports()
+    order = random.Random().sample(candidates, len(candidates))
+    found = list(itertools.islice((port for port in order if port_is_free(port, host)), count))
+    if len(found) < count:
+        raise OSError(errno.EADDRNOTAVAIL, f"{host} has {len(found)} of {count} free ports")
+    return found
+
+
+def _lasting_ports() -> range:
     try:
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
-    finally:
-        for item in sockets:
-            item.close()
+        first = int(EPHEMERAL_PORTS.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        first = USUAL_FIRST_EPHEMERAL
+    if first - FIRST_PORT < MIN_CHOICE:  # the kernel may take nearly all of them
+        return range(FIRST_PORT, 1 << 16)
+    return range(FIRST_PORT, first)
 
 
-def port_is_free(port: int) -> bool:
+def port_is_free(port: int, host: str = LOOPBACK) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError:
             return False
     return True

@@ -13,6 +13,8 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from megatron_magistral.config_engines import ChecksConfig, RecoveryConfig
+from megatron_magistral.config_kv import KvRoom
+from megatron_magistral.config_parallel import ParallelConfig
 from megatron_magistral.config_section import Count, Positive, PositiveFloat, Section
 from megatron_magistral.config_stages import (
     CheckpointConfig,
@@ -89,35 +91,6 @@ class DataConfig(Section):
     def _one_source(self) -> Self:
         if (self.tiny_world is None) == (self.train is None):
             raise ValueError("give exactly one of data.tiny_world and data.train")
-        return self
-
-
-class ParallelConfig(Section):
-    """The trainer's layout; its world size is tensor x pipeline x data."""
-
-    tensor: Positive = 1
-    pipeline: Positive = 1
-    data: Positive = 1
-    expert: Positive = 1
-    """Ranks that share the experts of a layer, each holding whole ones: of the tensor x data ranks
-    of a pipeline stage, so it adds none. With 1, experts are divided over the tensor ranks."""
-    sequence: bool = True
-    """Sequence parallelism (only has an effect where tensor > 1)."""
-    recompute: bool = False
-    """Keep only the inputs of layers for the backward pass: less memory, a third more work."""
-    timeout_s: PositiveFloat = 600.0
-    """After which a collective that some rank did not join is an error."""
-
-    @property
-    def world_size(self) -> int:
-        return self.tensor * self.pipeline * self.data
-
-    @model_validator(mode="after")
-    def _experts_fit_a_stage(self) -> Self:
-        if self.tensor * self.data % self.expert:
-            raise ValueError(
-                f"expert = {self.expert} must divide tensor x data = {self.tensor * self.data}"
-            )
         return self
 
 
@@ -199,6 +172,17 @@ class Config(Section):
     def num_rl_stages(self) -> int:
         return 0 if self.rl is None else 1 + len(self.rl.stages)
 
+    def kv_room(self, longest_before: int = 0) -> KvRoom:
+        """Of the first stage; of a later one by `at_stage`, with the longest completion before."""
+        rl = self.rl
+        return KvRoom(
+            cache_tokens=self.generator.max_total_tokens,
+            budget_tokens=None if rl is None else rl.kv_budget_tokens,
+            reserve=1.0 if rl is None else rl.kv_reserve,
+            l_max=self.reward.l_max,
+            longest=max(self.reward.l_max, longest_before),
+        )
+
     @property
     def longest_completion(self) -> int:
         """Tokens: `reward.l_max` of the stage that allows the longest completions."""
@@ -217,27 +201,36 @@ class Config(Section):
         return Config.model_validate(values)
 
     def warnings(self) -> list[str]:
-        """What is unusual though allowed, with the paper's setting."""
-        found = []
-        if self.rl is not None:
-            if self.rl.n_async > 2 * self.rl.n_batch:
-                found.append(
-                    f"rl.n_async / rl.n_batch = {self.rl.n_async / self.rl.n_batch:.2f}: the paper "
-                    "keeps it at 2 or less, beyond that the data is too far off-policy"
-                )
-            bound = self.rl.max_staleness
-            if bound is not None and bound * self.rl.n_batch < self.rl.n_async:
-                found.append(
-                    f"rl.max_staleness = {bound}: while a step trains, at most {bound} x n_batch = "
-                    f"{bound * self.rl.n_batch} sequences may be under way, so generators are held "
-                    f"below rl.n_async = {self.rl.n_async}"
-                )
-            if self.rl.n_minibatch < self.rl.n_batch:
-                found.append(
-                    f"rl.n_minibatch = {self.rl.n_minibatch} < rl.n_batch = {self.rl.n_batch}: the "
-                    "paper sets them equal, more optimizer steps on a batch are less stable"
-                )
+        """What is unusual though allowed, with the paper's setting, of every stage of RL."""
+        if self.rl is None:
+            return []
+        found = _rl_warnings(self, self.rl)
+        for index in range(len(self.rl.stages)):
+            later = self.at_stage(index + 1).warnings()
+            found += [f"rl.stages.{index}: {warning}" for warning in later]
         return found
+
+
+def _rl_warnings(config: Config, rl: RlConfig) -> list[str]:
+    found = []
+    if rl.n_async > 2 * rl.n_batch:
+        found.append(
+            f"rl.n_async / rl.n_batch = {rl.n_async / rl.n_batch:.2f}: the paper keeps it at 2 or "
+            "less, beyond that the data is too far off-policy"
+        )
+    bound = rl.max_staleness
+    if bound is not None and bound * rl.n_batch < rl.n_async:
+        found.append(
+            f"rl.max_staleness = {bound}: while a step trains, at most {bound} x n_batch = "
+            f"{bound * rl.n_batch} sequences may be under way, so generators are held below "
+            f"rl.n_async = {rl.n_async}"
+        )
+    if rl.n_minibatch < rl.n_batch:
+        found.append(
+            f"rl.n_minibatch = {rl.n_minibatch} < rl.n_batch = {rl.n_batch}: the paper sets them "
+            "equal, more optimizer steps on a batch are less stable"
+        )
+    return found + config.kv_room().warnings(rl.n_async, config.generator.num_replicas)
 
 
 def _stage_problems(config: Config) -> list[str]:
@@ -250,6 +243,8 @@ def _stage_problems(config: Config) -> list[str]:
         problems.append(
             "data.held_out = null: sft.candidate_every_steps needs held-out problems to choose with"
         )
+    if config.rl is not None or config.selects:
+        problems += config.kv_room().problems()
     if config.rl is None:
         return problems
     if config.rl.microbatch_tokens <= config.reward.l_max:
@@ -276,14 +271,19 @@ def _later_stage_problems(config: Config) -> list[str]:
         return []
     problems = []
     ratio = config.rl.num_minibatches
+    longest = config.reward.l_max
     for index in range(len(config.rl.stages)):
         try:
-            rl = config.at_stage(index + 1).rl
+            stage = config.at_stage(index + 1)
         except ValidationError as error:
             messages = (item["msg"].removeprefix("Value error, ") for item in error.errors())
             problems += [f"rl.stages.{index}: {message}" for message in messages]
             continue
+        rl = stage.rl
         assert rl is not None
+        if longest > stage.reward.l_max:
+            problems += [f"rl.stages.{index}: {p}" for p in stage.kv_room(longest).problems()]
+        longest = max(longest, stage.reward.l_max)
         before = config.at_stage(index).rl
         assert before is not None
         if rl.max_staleness is not None and rl.n_batch < before.n_batch:
@@ -311,10 +311,12 @@ def _evaluation_problems(config: Config) -> list[str]:
             f"its version, another goes on with newer ones (now {config.generator.num_replicas})"
         )
     saved_every = config.checkpoint.rl_every_steps
-    if saved_every and every_steps % saved_every:
+    if not saved_every or every_steps % saved_every:
         problems.append(
             f"evaluation.every_steps = {every_steps} must be a multiple of "
-            f"checkpoint.rl_every_steps = {saved_every}: else the best step has no checkpoint"
+            f"checkpoint.rl_every_steps = {saved_every}"
+            + (": " if saved_every else ", which saves none before the end: ")
+            + "else the best step has no checkpoint"
         )
     return problems
 
@@ -353,10 +355,12 @@ def _layout_problems(config: Config) -> list[str]:
             f"model.shape.num_heads = {shape.num_heads} must be a multiple of "
             f"model.shape.num_kv_heads = {shape.num_kv_heads}"
         )
-    if shape.num_layers % config.parallel.pipeline:
+    pipeline, chunks = config.parallel.pipeline, config.parallel.virtual_pipeline
+    if shape.num_layers % (pipeline * chunks):
+        by_chunks = f" x parallel.virtual_pipeline = {chunks}" if chunks > 1 else ""
         problems.append(
             f"model.shape.num_layers = {shape.num_layers} must be a multiple of "
-            f"parallel.pipeline = {config.parallel.pipeline}"
+            f"parallel.pipeline = {pipeline}{by_chunks}"
         )
     if shape.context_length <= config.reward.l_max:
         problems.append(

@@ -57,6 +57,8 @@ class RlStageConfig(Section):
     n_batch: Positive | None = None
     n_minibatch: Positive | None = None
     queue_size: Positive | None = None
+    kv_budget_tokens: Positive | None = None
+    kv_reserve: Annotated[float, Field(gt=0, le=1)] | None = None
     add_problems: Path | None = None
     """JSONL of harder problems that come in (see data/schema.py)."""
     drop_solved_above: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -67,7 +69,10 @@ class RlStageConfig(Section):
         given = self.model_dump(exclude_none=True)
         sections = {
             "reward": ("l_max", "l_cache"),
-            "rl": ("n_async", "n_batch", "n_minibatch", "queue_size"),
+            "rl": (
+                *("n_async", "n_batch", "n_minibatch", "queue_size"),
+                *("kv_budget_tokens", "kv_reserve"),
+            ),
         }
         return {
             section: {key: given[key] for key in keys if key in given}

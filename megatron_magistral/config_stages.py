@@ -167,6 +167,11 @@ class RlConfig(Section):
     max_staleness: Count | None = None
     """Trainer steps between the weights that sampled a token and those it is trained on, at most;
     unset, the bound of n_async and queue_size holds on average. 0 is synchronous."""
+    kv_budget_tokens: Positive | None = None
+    """Of each generator's KV cache, tokens that the sequences in flight may count for: prompts, and
+    what is generated or reserved. Further ones wait; unset, the server divides its cache alone."""
+    kv_reserve: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of reward.l_max that a sequence counts for at the least; 1: it never needs more."""
     microbatch_tokens: Positive
     """Token budget of a microbatch, prompts included."""
     batch_timeout_s: PositiveFloat = 3600.0

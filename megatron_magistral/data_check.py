@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from megatron_magistral.config import Config
 from megatron_magistral.data.schema import Rows, read_problems, read_traces
-from megatron_magistral.prompts import load_template, longest_prompt, render_prompt, trace_prompt
+from megatron_magistral.prompt_room import longest_prompt
+from megatron_magistral.prompts import load_template, render_prompt, trace_prompt
 from megatron_magistral.types import Problem, Trace
 
 DataRows = Mapping[str, tuple[Problem | Trace, ...]]
@@ -62,28 +63,24 @@ def check_lengths(config: Config, data: DataRows, context_length: int) -> list[s
     files = data_files(config)
     problems = []
     if config.rl is not None:
-        l_max = config.longest_completion
-        room = longest_prompt(context_length, config.rl.microbatch_tokens, l_max)
+        room = longest_prompt(config, context_length)
         for key in [key for key in data if key != TRACES]:
             texts = (render_prompt(row.statement, template) for row in data[key])
             shortest = _shortest(tokenizer, texts)
-            if shortest > room:
+            if shortest > room.num_tokens:
                 problems.append(
-                    f"{key} = {files[key]}: its shortest prompt has {shortest} "
-                    f"tokens; reward.l_max = {l_max} leaves {room} of the model's "
-                    f"{context_length} positions and of "
-                    f"rl.microbatch_tokens = {config.rl.microbatch_tokens}"
+                    f"{key} = {files[key]}: its shortest prompt has {shortest} tokens; {room.why}"
                 )
     if config.sft is not None:
-        room = min(context_length, config.sft.microbatch_tokens)
+        most = min(context_length, config.sft.microbatch_tokens)
         rows = [row for row in data.get(TRACES, ()) if isinstance(row, Trace)]
         texts = (trace_prompt(row, template) + row.response for row in rows)
         shortest = _shortest(tokenizer, texts)
-        if shortest > room:
+        if shortest > most:
             problems.append(
                 f"data.traces = {config.data.traces}: the shortest has {shortest} tokens; the "
                 f"model's {context_length} positions and "
-                f"sft.microbatch_tokens = {config.sft.microbatch_tokens} allow {room}"
+                f"sft.microbatch_tokens = {config.sft.microbatch_tokens} allow {most}"
             )
     return problems
 

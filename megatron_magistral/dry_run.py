@@ -17,15 +17,21 @@ from rich.console import Console, RenderableType
 
 from megatron_magistral.analysis.hardware import GIB
 from megatron_magistral.analysis.lengths import Lengths
-from megatron_magistral.analysis.memory import Training, trainer_memory
+from megatron_magistral.analysis.memory import Training, generator_memory, trainer_memory
 from megatron_magistral.analysis.outlook import Outlook
 from megatron_magistral.analysis.plan_tables import advice, limited_by, memory_table
+from megatron_magistral.analysis.roofline import (
+    microbatches,
+    train_flops_per_token,
+    train_tokens_per_s,
+)
 from megatron_magistral.analysis.split import ITEMSIZE, Forecast, Site
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import DATA_FILES
 from megatron_magistral.placement import Placement, PlacementError, place_roles
 from megatron_magistral.trainer.layout import LayoutError, ParallelLayout, check_layout
 from megatron_magistral.weights.architecture import Architecture
+from megatron_magistral.weights.placement import GeneratorLayout
 from megatron_magistral.weights.presets import num_parameters
 
 WIDTH = 78  # with "# " before it
@@ -72,7 +78,8 @@ def dry_run(config: Config, arch: Architecture, site: Site, nodes: int) -> DryRu
         lines += _rl_stage(forecast, outlook, index, config.num_rl_stages)
         name = f"rl stage {index}: " if config.num_rl_stages > 1 else ""
         notes += [name + note for note in (*forecast.notes(), *advice(forecast, outlook))]
-        problems += [problem for problem in forecast.problems() if problem not in problems]
+        wrong = [*forecast.problems(), *_cache_problems(stage, forecast.kv_capacity)]
+        problems += [problem for problem in wrong if problem not in problems]
     return _result(lines, notes, problems)
 
 
@@ -120,26 +127,55 @@ def _range(name: str, first: int, last: int) -> str:
 
 
 def _sft(config: Config, arch: Architecture, site: Site) -> tuple[list[str], list[str]]:
+    """Lines and problems. Of traces nothing is known but what is assumed of completions."""
     assert config.sft is not None
+    sft, layout = config.sft, ParallelLayout.of(config.parallel)
     training = Training(
-        microbatch_tokens=config.sft.microbatch_tokens,
-        num_microbatches=config.sft.batch_size,
+        microbatch_tokens=sft.microbatch_tokens,
+        num_microbatches=sft.batch_size,
         itemsize=ITEMSIZE[config.model.dtype],
         recompute=config.parallel.recompute,
         fused=site.fused,
     )
-    stages = trainer_memory(arch, ParallelLayout.of(config.parallel), training)
-    needed = max(stage.total for stage in stages) / GIB
+    needed = max(stage.total for stage in trainer_memory(arch, layout, training)) / GIB
     room = site.gpu.memory_gib - site.assumed.trainer_reserve_gib
+    tokens = sft.batch_size * (site.mean_length + site.prompt_tokens)
+    num_microbatches = microbatches(tokens, layout.dp, sft.microbatch_tokens)
+    recompute = config.parallel.recompute
+    flops = train_flops_per_token(arch, site.draws, site.prompt_tokens, recompute)
+    speed = train_tokens_per_s(flops, layout, num_microbatches, site.gpu, site.assumed)
     lines = [
-        f"sft: {config.sft.batch_size:,} sequences a step; a trainer's GPU needs {needed:.1f} GiB "
-        f"of {room:.1f}"
+        f"sft: {sft.batch_size:,} sequences a step of {site.lengths.description} tokens",
+        f"  tokens a step: {tokens:,.0f} with prompts, in {num_microbatches * layout.dp:,} "
+        f"microbatches of at most {sft.microbatch_tokens:,}",
+        f"  step: {tokens / speed:,.0f} s expected; a trainer's GPU needs {needed:.1f} GiB of "
+        f"{room:.1f}",
     ]
-    if needed <= room:
-        return lines, []
-    return lines, [
-        f"sft: a trainer's GPU needs {needed:.1f} GiB of {room:.1f}: raise parallel.tensor, "
-        "pipeline or data, set parallel.recompute, or lower sft.microbatch_tokens"
+    problems = _selection_problems(config, arch, site) if config.selects else []
+    if needed > room:
+        problems.append(
+            f"sft: a trainer's GPU needs {needed:.1f} GiB of {room:.1f}: raise parallel.tensor, "
+            "pipeline or data, set parallel.recompute, or lower sft.microbatch_tokens"
+        )
+    return lines, problems
+
+
+def _selection_problems(config: Config, arch: Architecture, site: Site) -> list[str]:
+    """Of the generators that measure the candidates of SFT."""
+    tp = config.generator.tensor_parallel
+    try:
+        check_layout(arch, ParallelLayout(tp))
+    except LayoutError as error:
+        return [f"generator.tensor_parallel: {error}"]
+    itemsize = ITEMSIZE[config.generator.dtype]
+    memory = generator_memory(arch, GeneratorLayout(tp=tp), itemsize)
+    cache = memory.kv_tokens(site.gpu.memory_gib * GIB * site.assumed.generator_share)
+    longest = config.reward.l_max + site.prompt_tokens
+    if cache >= longest:
+        return []
+    return [
+        f"selection: a generator's cache holds {cache:,} tokens beside its weights, one completion "
+        f"may have {longest:,.0f}: raise generator.tensor_parallel"
     ]
 
 
@@ -155,9 +191,26 @@ def _rl_stage(forecast: Forecast, outlook: Outlook, index: int, num_stages: int)
         f"  step: {outlook.step_s:,.0f} s expected, of which training and new weights "
         f"{forecast.train_s:,.0f} s; full generators take {forecast.generate_s:,.0f} s; limited by "
         f"{limited_by(forecast, outlook)}",
-        f"  idle: generators {outlook.generator_idle:.0%}, trainers {outlook.trainer_idle:.0%}; "
+        f"  idle: generators {_share(outlook.generator_idle)}, trainers "
+        f"{_share(outlook.trainer_idle)}; "
         f"tokens are {outlook.staleness_mean:.1f} versions old on average, at most "
         f"{outlook.staleness_max}",
+    ]
+
+
+def _share(value: float) -> str:
+    """Simulated times add up to a little more than the whole."""
+    return f"{max(0.0, value):.0%}"
+
+
+def _cache_problems(stage: Config, capacity_tokens: int) -> list[str]:
+    assert stage.rl is not None
+    budget_tokens = stage.rl.kv_budget_tokens
+    if budget_tokens is None or budget_tokens <= capacity_tokens:
+        return []
+    return [
+        f"rl.kv_budget_tokens = {budget_tokens}: a generator's KV cache is expected to hold "
+        f"{capacity_tokens}; lower it, or raise generator.tensor_parallel"
     ]
 
 

@@ -48,6 +48,7 @@ from megatron_magistral.role_commands import (
     trainer_command,
     verifier_command,
 )
+from megatron_magistral.rollout.journal import segments_of
 from megatron_magistral.rollout.sglang_server import (
     Device,
     ServerSettings,
@@ -58,7 +59,7 @@ from megatron_magistral.rollout.sglang_server import (
 from megatron_magistral.run_folder import RunFolder, Stage, stages_of
 from megatron_magistral.stopping import saving_when_stopped
 from megatron_magistral.trainer.checkpoint_files import CheckpointError, CheckpointFolder
-from megatron_magistral.trainer.fingerprint import training_values
+from megatron_magistral.trainer.fingerprint import differences, training_values
 
 PREPARE_TIMEOUT_S = 600.0
 
@@ -198,7 +199,7 @@ def reopen(
 
     With `sizes_only` a checkpoint is not read here: trainers read theirs in parallel.
     """
-    for role in ("trainer", "controller"):
+    for role in ("trainer", "controller", "selection"):
         with run.lock(role):  # what a killed launcher had started has ended too
             pass
     extend(config, run)
@@ -226,7 +227,7 @@ def extend(config: Config, run: RunFolder) -> None:
 
     Raises Refused for any other number of steps than that of a stage that has ended.
     """
-    before = load(run.config)
+    before = load(run.config, check_files=False)
     last = Stage.RL if config.rl is not None else Stage.SFT
     for stage in (Stage.SFT, Stage.RL):
         now, had = getattr(config, stage), getattr(before, stage)
@@ -273,12 +274,38 @@ def _check_checkpoint(
                 soft_wrap=True,
             )
     latest = folder.latest()
+    if stage is Stage.SELECTION:
+        of = len(run.sft_candidates())
+        console.print(f"selection goes on: {run.num_measured} of {of} candidates are measured")
+        return
     if latest is None:
+        _check_journal(config, run, stage)
         console.print(f"{stage} has no checkpoint yet and begins anew", highlight=False)
         return
     folder.verify(latest, sizes_only=sizes_only)
     folder.check_training(latest, training_values(config, stage))
+    if stage is Stage.RL and config.rl is not None and config.rl.num_steps < latest:
+        raise CheckpointError(
+            f"rl.num_steps = {config.rl.num_steps}: must be at least the {latest} steps that are "
+            f"trained already{folder.hint(latest)}"
+        )
     console.print(f"{stage} goes on after step {latest}", highlight=False)
+
+
+def _check_journal(config: Config, run: RunFolder, stage: Stage) -> None:
+    """A stage of RL that has no checkpoint yet goes on with the groups that were begun for it.
+
+    Raises CheckpointError if these are of another training.
+    """
+    if stage is not Stage.RL or not segments_of(run.journal):
+        return
+    before = load(run.config, check_files=False)
+    changed = differences(training_values(before, stage), training_values(config, stage))
+    if changed:
+        raise CheckpointError(
+            f"{run.journal}: holds groups of another training: {'; '.join(changed)}. To go on, put "
+            "these back; to train with them, start a new run"
+        )
 
 
 def _run_stages(config: Config, run: RunFolder, inputs: Inputs, console: Console) -> None:

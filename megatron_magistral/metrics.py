@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+
+from megatron_magistral.jsonl import keep_rows
 
 
 class MetricsWriter:
@@ -39,25 +41,3 @@ class MetricsWriter:
     def close(self) -> None:
         self._file.close()
         self._board.close()
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file that were written to their end; none if it is not there."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
-
-
-def keep_rows(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Drops the other rows of a JSONL file, and a last line that was not written to its end. The
-    file is replaced, so that a reader can tell."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    lines = content.splitlines(keepends=True)
-    kept = b"".join(line for line in lines if line.endswith(b"\n") and wanted(json.loads(line)))
-    if kept != content:
-        draft = path.with_name(f"{path.name}.partial")
-        draft.write_bytes(kept)
-        draft.replace(path)

@@ -57,8 +57,9 @@ class Placement:
 
     @property
     def num_idle_gpus(self) -> int:
-        used = len(self.trainers) + sum(len(replica.gpus) for replica in self.generators)
-        return self.nodes * self.gpus_per_node - used
+        # In a run of SFT, generators have the trainers' GPUs when these are done.
+        used = {*self.trainers, *(gpu for replica in self.generators for gpu in replica.gpus)}
+        return self.nodes * self.gpus_per_node - len(used)
 
     def trainer_ranks(self, node: int) -> tuple[int, ...]:
         return tuple(rank for rank, gpu in enumerate(self.trainers) if gpu.node == node)

@@ -7,6 +7,7 @@ what the run is to run on. Both leave nothing behind.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_magistral.config import Config
@@ -59,12 +60,15 @@ def check_inputs(config: Config) -> Inputs:
 
 def check_machine(config: Config) -> None:
     """Raises Refused with the doctor's words when a role of the run could not run here."""
-    has_generators = config.rl is not None or config.selects
-    found = failures(examine(fixed_ports(config) if has_generators else ()))
-    if not has_generators:
-        found = [item for item in found if item.name not in RL_ONLY]
-    if found:
-        raise Refused("\n".join(str(item) for item in found))
+    if found := machine_problems(config, fixed_ports(config)):
+        raise Refused("\n".join(found))
+
+
+def machine_problems(config: Config, ports: Sequence[int]) -> list[str]:
+    """What of this machine keeps a role of the run from running; generators want these `ports`."""
+    generates = config.rl is not None or config.selects
+    found = failures(examine(ports if generates else ()))
+    return [str(item) for item in found if generates or item.name not in RL_ONLY]
 
 
 def run_folder_pattern(config: Config) -> RunFolder:

@@ -40,8 +40,3 @@ def render_prompt(statement: str, template: str) -> str:
 def trace_prompt(trace: Trace, template: str) -> str:
     """What the response of a trace follows: its own prompt, or the template with its statement."""
     return trace.prompt or render_prompt(trace.statement, template)
-
-
-def longest_prompt(context_length: int, microbatch_tokens: int, l_max: int) -> int:
-    """Tokens of the longest prompt that leaves room for a completion of `l_max` tokens."""
-    return min(context_length, microbatch_tokens) - l_max

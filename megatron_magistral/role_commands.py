@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from megatron_magistral.cluster import python_module
 from megatron_magistral.config import Config
-from megatron_magistral.rollout.sglang_server import ServerSettings
+from megatron_magistral.rollout.sglang_server import Device, ServerSettings
 from megatron_magistral.run_folder import RunFolder, Stage
 
 LOOPBACK = "127.0.0.1"
@@ -30,7 +30,7 @@ def generator_settings(
     base_gpu_id: int | None,
     host: str = LOOPBACK,
 ) -> ServerSettings:
-    """One replica, on `tensor_parallel` GPUs of its node from `base_gpu_id` on."""
+    """One replica, on `tensor_parallel` GPUs of its node from `base_gpu_id` on; None: on CPUs."""
     return ServerSettings(
         model_dir=run.rl_model(config),
         host=host,
@@ -38,6 +38,7 @@ def generator_settings(
         context_length=context_length,
         tp=config.generator.tensor_parallel,
         base_gpu_id=base_gpu_id,
+        device=Device.CPU if base_gpu_id is None else Device.CUDA,
         dtype=config.generator.dtype,
         max_total_tokens=config.generator.max_total_tokens,
         extra_args=config.generator.extra_arguments,

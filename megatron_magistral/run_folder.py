@@ -40,7 +40,7 @@ from pathlib import Path
 
 from megatron_magistral.config import Config
 
-LOCK_TIMEOUT_S = 60.0
+LOCK_TIMEOUT_S = 45.0
 LOCK_POLL_S = 0.2
 
 
@@ -168,6 +168,11 @@ class RunFolder:
 
     def eval_candidate(self, step: int) -> Path:
         return self.root / "eval_candidates" / f"step-{step:06d}.json"
+
+    @property
+    def num_measured(self) -> int:
+        """Candidates whose results are there."""
+        return sum(self.eval_candidate(step).exists() for step in self.sft_candidates())
 
     @property
     def sft_selected(self) -> Path:

@@ -3,7 +3,9 @@
 SFT has left a model directory every `sft.candidate_every_steps` steps. The trainers have ended; the
 servers that RL would generate with load one candidate after the other, and pass@1 is measured as
 before and after RL. The best becomes <run>/models/sft. What was measured stays on the disk, so that
-a stage that is interrupted goes on with the next candidate.
+a stage that is interrupted, or asked to stop, goes on with the candidate that it was at.
+
+A server that ends is restarted by whoever started it, and loads the candidate once it answers.
 """
 
 from __future__ import annotations
@@ -26,29 +28,46 @@ from megatron_magistral.evals.report import EvalReport
 from megatron_magistral.evals.run import evaluate
 from megatron_magistral.prompts import load_template, render_prompt
 from megatron_magistral.rewards.language import fasttext_identifier
+from megatron_magistral.rollout.controller import first_to_end
+from megatron_magistral.rollout.engine import EngineError
 from megatron_magistral.rollout.engine_pool import EnginePool
+from megatron_magistral.rollout.engine_state import EngineState
 from megatron_magistral.rollout.generator import Generator, SamplingSettings
 from megatron_magistral.rollout.grader import RewardGrader
+from megatron_magistral.rollout.pool_parts import NoEngineLeft, restarted_elsewhere
 from megatron_magistral.rollout.role import (
+    ask_for_restart,
     fitting,
+    leaves,
     make_grader,
     pool_settings,
     ready_engines,
     verifier_client,
 )
 from megatron_magistral.rollout.sglang_server import ModelLimits
-from megatron_magistral.run_folder import RunFolder
+from megatron_magistral.run_folder import RunBusy, RunFolder
+from megatron_magistral.signals import STOPPED
 from megatron_magistral.types import Completion, Problem
 from megatron_magistral.weights.architecture import read_architecture
 from megatron_magistral.weights.hf_dir import link_hf_dir
+from verifier_sandbox.client import VerifiersDown
 
 log = logging.getLogger(__name__)
 
 REQUESTS_PER_ENGINE = 256
+FAILED = 1
+LOOK_S = 1.0  # between two looks at what no event tells of
 
 
 class NoCandidate(RuntimeError):
     """There is nothing to choose from."""
+
+
+EXPECTED = (EngineError, NoCandidate, NoEngineLeft, RunBusy, VerifiersDown)
+
+
+class StopRequested(Exception):
+    """The run is asked to stop: what is measured is kept."""
 
 
 async def select(
@@ -102,10 +121,11 @@ class Measurement:
         encode: Callable[[Problem], list[int]],
         stop_token_id: int,
         problems: Sequence[Problem],
+        restart: Callable[[str], Awaitable[None]] = restarted_elsewhere,
     ) -> None:
         self._config = config
         self._engines = engines
-        self._pool = EnginePool(engines, pool_settings(config))
+        self._pool = EnginePool(engines, pool_settings(config), restart)
         self._grade = grade
         self._encode = encode
         settings = config.evaluation
@@ -118,11 +138,50 @@ class Measurement:
         )
 
     async def __call__(self, step: int, model: Path) -> EvalReport:
+        await self._load(self._engines, step, model)
+        reports: list[EvalReport] = []
+
+        async def measure() -> None:
+            reports.append(await self._evaluate(step))
+
+        await first_to_end(measure(), self._load_late(step, model))
+        return reports[0]
+
+    async def _load(self, engines: Sequence[Generator], step: int, model: Path) -> None:
+        """Give `engines` the weights; one that fails is left out until it answers again.
+
+        Raises EngineError if none has them.
+        """
         timeout_s = self._config.generator.start_timeout_s
+        names = {engine.name for engine in engines}
+        kept = [name for name in self._in_state(EngineState.HEALTHY) if name not in names]
         self._pool.close_gate(step)
-        loads = (engine.load_model(model, step, timeout_s) for engine in self._engines)
-        await asyncio.gather(*loads)
-        self._pool.open_gate(step)
+        outcomes = await asyncio.gather(
+            *(engine.load_model(model, step, timeout_s) for engine in engines),
+            return_exceptions=True,
+        )
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        for failure in failures:
+            if not isinstance(failure, EngineError):
+                raise failure
+            log.warning("%s", failure)
+        loaded = [e.name for e, outcome in zip(engines, outcomes, strict=True) if outcome is None]
+        if not loaded and not kept:
+            raise failures[0]
+        self._pool.open_gate(step, [*kept, *loaded])
+
+    async def _load_late(self, step: int, model: Path) -> None:
+        """Give the weights to engines that come back while others are asked, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            stale = self._in_state(EngineState.STALE)
+            if self._pool.wants_update and stale:
+                await self._load([e for e in self._engines if e.name in stale], step, model)
+
+    def _in_state(self, state: EngineState) -> list[str]:
+        return [name for name, status in self._pool.statuses.items() if status.state is state]
+
+    async def _evaluate(self, step: int) -> EvalReport:
         return await evaluate(
             self._problems,
             self._sample,
@@ -151,7 +210,8 @@ async def run_selection(
     arch = read_architecture(run.sft_model)
     limits = ModelLimits(arch.vocab_size, arch.max_position_embeddings)
     template = load_template(config.data.prompt_file)
-    room = limits.context_length - config.reward.l_max
+    cache_tokens = config.generator.max_total_tokens or limits.context_length
+    room = min(limits.context_length, cache_tokens) - config.reward.l_max
     held_out = Datasets.read(dataset_paths(config, run)).held_out
 
     def decode(ids: Sequence[int]) -> str:
@@ -166,12 +226,26 @@ async def run_selection(
         stack.push_async_callback(verifiers.close)
         grade = make_grader(config, verifiers, fasttext_identifier())
         problems = fitting(held_out, tokenizer, template, room)
-        measure = Measurement(config, engines, grade, encode, tokenizer.eos_token_id, problems)
+        restart = ask_for_restart(config, run)
+        measure = Measurement(
+            config, engines, grade, encode, tokenizer.eos_token_id, problems, restart
+        )
         stack.push_async_callback(measure.close)
-        step, report = await select(run, measure)
+
+        async def choose() -> None:
+            step, report = await select(run, measure)
+            log.info("chosen: %d steps of SFT, pass@1 %s", step, report.overall.pass_at_1)
+
+        await first_to_end(choose(), until_stop_requested(run))
     if config.rl is None:
         link_hf_dir(run.sft_model, run.model)
-    log.info("chosen: %d steps of SFT, pass@1 %s", step, report.overall.pass_at_1)
+
+
+async def until_stop_requested(run: RunFolder) -> None:
+    """Raises StopRequested."""
+    while not run.stop_requested.exists():
+        await asyncio.sleep(LOOK_S)
+    raise StopRequested("asked to stop: the candidates that are measured are kept")
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -186,9 +260,21 @@ def main(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
     folder = RunFolder(run)
-    with folder.lock("selection"):
-        addresses = verifiers.split(",") if verifiers else [f"unix:{folder.verifier_socket}"]
-        asyncio.run(run_selection(load(folder.config), folder, generators.split(","), addresses))
+    addresses = verifiers.split(",") if verifiers else [f"unix:{folder.verifier_socket}"]
+    try:
+        with folder.lock("selection"):
+            config = load(folder.config)
+            asyncio.run(run_selection(config, folder, generators.split(","), addresses))
+    except StopRequested as error:
+        log.info("%s", error)
+        raise typer.Exit(STOPPED) from error
+    except Exception as error:  # to tell a user what to do, where that is known
+        causes = leaves(error)
+        if not all(isinstance(cause, EXPECTED) for cause in causes):
+            raise
+        for cause in causes:
+            log.error("%s", cause)
+        raise typer.Exit(FAILED) from error
 
 
 if __name__ == "__main__":

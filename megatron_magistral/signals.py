@@ -10,6 +10,9 @@ from typing import NoReturn
 
 SIGNAL_BASE = 128
 """A shell's exit code of what signal n ended is 128 + n."""
+STOPPED = 75
+"""Exit code of a role that was asked to stop and saved what it had, to be started again later:
+EX_TEMPFAIL of sysexits.h."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,12 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from megatron_magistral import cluster
 from megatron_magistral.cluster import (
     RestartPolicy,
     Role,
     RoleFailed,
     StageTimeout,
     Supervisor,
+    free_ports,
     tail,
 )
 from megatron_magistral.restart_requests import RestartRequest, RestartRequests
@@ -261,3 +264,33 @@ def test_a_request_about_the_process_before_leaves_its_successor_alone(tmp_path)
             supervisor.wait_for(["new"], tick_s=0.02, timeout_s=0.5)
         assert supervisor.num_restarts == {}
         assert requests.take("new:1") is None
+
+
+# --- ports --------------------------------------------------------------------------------------
+
+
+def test_ports_for_later_are_not_those_that_connections_take():
+    first, last = map(int, cluster.EPHEMERAL_PORTS.read_text().split())
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    if first - cluster.FIRST_PORT >= cluster.MIN_CHOICE:
+        assert not any(first <= port <= last for port in ports)
+
+
+def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(cluster, "_lasting_ports", lambda: range(port, port + 1))
+        with pytest.raises(OSError, match=r"127\.0\.0\.1 has 0 of 1 free ports"):
+            free_ports(1)
+    assert free_ports(1) == [port]
+
+
+def test_where_connections_may_take_nearly_every_port_all_are_tried(monkeypatch, tmp_path):
+    monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", tmp_path / "absent")
+    assert cluster._lasting_ports() == range(12000, 32768)
+    (tmp_path / "wide").write_text("1024\t65535\n")
+    monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", tmp_path / "wide")
+    assert cluster._lasting_ports() == range(12000, 65536)

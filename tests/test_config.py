@@ -46,6 +46,11 @@ BAD = [
     ),
     ("generator.tensor_parallel=4", r"num_kv_heads = 2 must be a multiple of generator"),
     ("parallel.pipeline=3", r"num_layers = 4 must be a multiple of parallel\.pipeline = 3"),
+    ("parallel.virtual_pipeline=2", r"parallel: virtual_pipeline = 2 needs pipeline > 1"),
+    (
+        "parallel={tensor: 1, pipeline: 2, virtual_pipeline: 3}",
+        r"num_layers = 4 must be a multiple of parallel\.pipeline = 2 x parallel\.virtual_pipe",
+    ),
     ("parallel.expert=4", r"parallel: expert = 4 must divide tensor x data = 2"),
     ("parallel.expert=2", r"parallel\.expert = 2 must be 1: model\.shape has no experts"),
     ("parallel.data=5", r"rl\.n_minibatch = \d+ must be a multiple of parallel\.data = 5"),
@@ -76,6 +81,12 @@ BAD = [
 def test_a_bad_value_is_an_error_that_names_it(override, message):
     with pytest.raises(ConfigError, match=message):
         load(TINY, [override])
+
+
+def test_a_version_that_is_evaluated_beside_training_has_a_checkpoint():
+    overrides = ["evaluation.every_steps=5", "checkpoint.rl_every_steps=0"]
+    with pytest.raises(ConfigError, match=r"rl_every_steps = 0, which saves none before the end"):
+        load(TINY, overrides)
 
 
 def test_all_errors_are_reported_at_once():

@@ -16,9 +16,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.distributed]
 
 STAGES = (
     "rl.stages=[{begin: {max_steps: 2}, l_max: 160, n_batch: 8, n_minibatch: 8, n_async: 16, "
-    "drop_solved_above: 0.5}]"
+    "kv_budget_tokens: 1600, drop_solved_above: 0.5}]"
 )
-SIZES = ("rl.num_steps=4", "rl.keep_samples=16", "sft.num_steps=80", "evaluation.num_problems=4")
+SIZES = (
+    *("rl.num_steps=4", "rl.keep_samples=16", "rl.kv_budget_tokens=2000"),
+    *("sft.num_steps=80", "evaluation.num_problems=4"),
+)
 
 
 def lines(path: Path) -> list[dict]:
@@ -34,6 +37,9 @@ def test_a_run_changes_its_stage_and_leaves_what_sft_starts_from(tmp_path: Path)
     assert (began["stage"], began["step"], began["rule"]) == (1, 2, "step")
     rows = [row for row in lines(run.metrics) if row["stage"] == "rl"]
     assert [row["stage_index"] for row in rows] == [0, 0, 1, 1]
+    assert [row["kv_budget_tokens"] for row in rows] == [2000, 2000, 1600, 1600]
+    assert all(1000 < row["kv_used_tokens_max"] <= row["kv_budget_tokens"] for row in rows[:2])
+    assert rows[3]["kv_used_tokens_max"] <= 2000
     samples = lines(run.samples)
     assert [sum(row["step"] == step for row in samples) for step in range(4)] == [16, 16, 8, 8]
     assert "stage 1 begins with step 2, by the rule step" in run.log("controller").read_text()

@@ -57,6 +57,10 @@ def test_files_that_are_elsewhere_are_a_warning(small):
         (("parallel.recompute=false", "--nodes", "16"), ["parallel.recompute", "GiB"]),
         (("parallel.tensor=3", "--nodes", "16"), ["tp = 3 must divide"]),
         (
+            ("rl.kv_budget_tokens=9000000", "--nodes", "16"),
+            ["rl.kv_budget_tokens = 9000000", "KV cache is expected to hold"],
+        ),
+        (
             ("generator.tensor_parallel=2", "--nodes", "12", "--model", "dense-120b"),
             ["generator.tensor_parallel", "GiB for weights"],
         ),
@@ -84,6 +88,32 @@ def test_every_stage_of_a_curriculum_is_forecast():
     )  # fmt: skip
     assert "rl stage 0" in result.stdout, result.output
     assert "rl stage 2" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def sft():
+    return dry_run("small_sft.yaml", "--nodes", "8", "--model", "magistral-small-24b")
+
+
+def test_an_sft_run_has_tokens_time_and_memory_too(sft):
+    assert sft.exit_code == 0, sft.output
+    assert "# sft: 256 sequences a step" in sft.stdout
+    assert "# tokens a step: 2," in sft.stdout.replace("#   ", "# ")
+    assert "s expected; a trainer's GPU needs" in sft.stdout
+
+
+def test_generators_that_come_after_the_trainers_leave_no_gpu_idle(sft):
+    assert "# nodes: 8 of 8 h100 GPUs, 64 in use" in sft.stdout
+    assert "idle" not in sft.stdout + sft.stderr
+
+
+def test_generators_that_cannot_measure_the_weights_of_sft_are_a_problem():
+    result = dry_run(
+        *("small_sft.yaml", "--nodes", "8", "--model", "dense-120b"),
+        *("generator.num_replicas=32", "generator.tensor_parallel=2"),
+    )
+    assert result.exit_code == BAD_INPUT
+    assert "selection: a generator's cache holds" in result.stderr
 
 
 def test_nodes_without_dry_run_are_refused():

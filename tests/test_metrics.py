@@ -4,7 +4,7 @@ import json
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from megatron_magistral.metrics import MetricsWriter, keep_rows
+from megatron_magistral.metrics import MetricsWriter
 
 
 def rows(folder) -> list[tuple[str, int, float]]:
@@ -44,20 +44,3 @@ def test_a_stage_that_begins_anew_leaves_no_row_of_before(tmp_path):
     write(tmp_path, "rl", range(2), 2.0)
     write(tmp_path, "rl", range(1), 3.0)
     assert rows(tmp_path) == [("sft", 0, 1.0), ("sft", 1, 1.0), ("rl", 0, 3.0)]
-
-
-def test_a_line_that_a_killed_process_left_half_written_is_dropped(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"step": 0}\n{"step": 1}\n{"st')
-    keep_rows(path, lambda row: True)
-    assert path.read_text() == '{"step": 0}\n{"step": 1}\n'
-
-
-def test_a_file_with_nothing_to_drop_is_not_touched(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"step": 0}\n')
-    before = path.stat()
-    keep_rows(path, lambda row: row["step"] < 1)
-    keep_rows(tmp_path / "absent.jsonl", lambda row: True)
-    assert path.stat() == before
-    assert list(tmp_path.iterdir()) == [path]

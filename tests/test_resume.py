@@ -19,6 +19,7 @@ from megatron_magistral.cli import app
 from megatron_magistral.config_file import dump, load
 from megatron_magistral.launcher import extend
 from megatron_magistral.rollout.audit import Fate
+from megatron_magistral.rollout.journal import Journal
 from megatron_magistral.run_folder import RunFolder, Stage
 from megatron_magistral.trainer.checkpoint_files import CheckpointFolder, SavedState
 from megatron_magistral.trainer.fingerprint import training_values
@@ -192,6 +193,34 @@ def test_another_training_is_refused_with_the_keys(tmp_path: Path) -> None:
     interrupted(tmp_path)
     message = refusal(str(tmp_path), "sft.optimizer.lr=1.0")
     assert "is of another training: sft.optimizer.lr = 1.0, was 0.01" in message
+
+
+def test_groups_of_another_training_are_refused_where_there_is_no_checkpoint_yet(
+    tmp_path: Path,
+) -> None:
+    run = interrupted(tmp_path)
+    run.mark_finished(Stage.SFT)
+    with Journal(run.journal):
+        pass
+    before = load(run.config).rl
+    assert before is not None
+    size = before.group_size
+    message = refusal(str(tmp_path), f"rl.group_size={size // 2}")
+    assert message.startswith(f"{run.journal}: holds groups of another training: ")
+    assert f"rl.group_size = {size // 2}, was {size}" in message
+
+
+def test_fewer_steps_than_are_trained_already_are_refused(tmp_path: Path) -> None:
+    run = interrupted(tmp_path)
+    run.mark_finished(Stage.SFT)
+    checkpoints = CheckpointFolder(run.checkpoints(Stage.RL))
+    for step in (1, 3):
+        checkpoints.begin(step)
+        state = SavedState(Progress(step), {}, training_values(load(run.config), "rl"))
+        checkpoints.commit(step, state, {})
+    message = refusal(str(tmp_path), "rl.num_steps=2")
+    assert message.startswith("rl.num_steps = 2: must be at least the 3 steps that are trained")
+    assert "`magistral resume RUN --step 1`" in message
 
 
 def test_the_last_stage_can_be_extended_and_no_other(tmp_path: Path) -> None:

@@ -6,12 +6,22 @@ import json
 import pytest
 from safetensors.torch import load_file
 
+from megatron_magistral import selection
 from megatron_magistral.config import Config
 from megatron_magistral.evals.report import EvalReport, summarise
+from megatron_magistral.rollout.engine import EngineUnreachable, Phase
 from megatron_magistral.run_folder import RunFolder, Stage, stages_of
-from megatron_magistral.selection import NoCandidate, best_step, select
+from megatron_magistral.selection import (
+    Measurement,
+    NoCandidate,
+    StopRequested,
+    best_step,
+    select,
+    until_stop_requested,
+)
 from tests.cli_runs import MICRO, CliRun
 from tests.fakes import graded_of, problem_of
+from tests.rollout.test_engine_pool import Engine, settle
 
 
 def report(num_solved: int, num_samples: int = 10) -> EvalReport:
@@ -75,6 +85,99 @@ def test_a_change_of_the_kept_model_does_not_reach_the_candidate(run):
     asyncio.run(select(run, Measured({10: 3, 20: 7, 30: 5})))
     asyncio.run(select(run, Measured({})))  # replaces the same directory once more
     assert (run.sft_candidate(20) / "weights").read_text() == "after 20 steps"
+
+
+class LoadingEngine(Engine):
+    """Has the weights of the model directories that it is told to load."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.loaded = []
+        self.held = -1
+        self.is_down = False
+
+    async def load_model(self, directory, version, timeout_s):
+        if self.is_down:
+            raise EngineUnreachable(self.name, Phase.LOAD, 0.1, "gone")
+        self.loaded.append(version)
+        self.held = version
+
+
+async def grade(problem, completion, group):
+    return graded_of(passed_fraction=1.0).reward
+
+
+def measurement(*engines):
+    config = Config.model_validate(
+        {
+            "model": {"shape": {}},
+            "data": {"tiny_world": {}},
+            "reward": {"l_max": 64, "l_cache": 8},
+            "rl": None,
+            "sft": {
+                "num_steps": 4,
+                "batch_size": 2,
+                "microbatch_tokens": 64,
+                "optimizer": {"lr": 1.0},
+            },
+            "evaluation": {"num_samples": 3},
+        }
+    )
+    return Measurement(config, engines, grade, lambda problem: [1], 2, [problem_of()])
+
+
+def test_an_engine_that_was_restarted_gets_the_candidate_before_it_is_asked_again(monkeypatch):
+    monkeypatch.setattr(selection, "LOOK_S", 0.001)
+
+    async def scenario():
+        engine = LoadingEngine("e0")
+        measure = measurement(engine)
+        measuring = asyncio.create_task(measure(20, None))
+        await settle()
+        assert (engine.loaded, len(engine.salts)) == ([20], 3)
+        engine.held = -1  # what a server has that was started anew
+        engine.may_answer.set()
+        engine.interrupt()
+        report = await measuring
+        assert engine.loaded == [20, 20]
+        assert report.overall.pass_at_1 == 1.0
+        assert set(engine.salts) == {"v20"}
+        await measure.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_candidate_is_measured_on_the_engines_that_could_load_it(caplog):
+    async def scenario():
+        engines = [LoadingEngine("e0"), LoadingEngine("e1")]
+        engines[1].is_down = True
+        for engine in engines:
+            engine.may_answer.set()
+        measure = measurement(*engines)
+        await measure(20, None)
+        assert [len(engine.salts) for engine in engines] == [3, 0]
+        await measure.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert "engine e1: load a model failed" in caplog.text
+
+
+def test_a_candidate_that_no_engine_can_load_is_an_error():
+    async def scenario():
+        engine = LoadingEngine("e0")
+        engine.is_down = True
+        measure = measurement(engine)
+        with pytest.raises(EngineUnreachable, match="e0: load a model failed after"):
+            await measure(20, None)
+        await measure.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_request_to_stop_ends_the_stage(run):
+    run.stop_requested.touch()
+    with pytest.raises(StopRequested, match="measured are kept"):
+        asyncio.run(until_stop_requested(run))
 
 
 def test_only_a_run_that_keeps_candidates_has_the_stage():

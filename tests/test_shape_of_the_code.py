@@ -19,9 +19,10 @@ LAYERS = (
     {"role_commands"},
     {"rollout.role", "trainer.role"},
     {"trainer", "rollout", "evals", "analysis", "weights"},
-    {"data", "cluster", "restart_requests", "signals", "warden", "metrics", "run_folder"},
+    {"data", "cluster", "restart_requests", "signals", "warden", "metrics", "run_folder"}
+    | {"jsonl", "prompt_room"},
     {"config", "config_file"},
-    {"config_curriculum", "config_engines", "config_stages"},
+    {"config_curriculum", "config_engines", "config_kv", "config_stages"},
     {"algorithm", "rewards", "prompts", "trainer.settings"},
     {"types"},
 )

@@ -95,6 +95,8 @@ def test_medium_has_the_papers_three_stages(shipped):
         assert [getattr(stage.rl, key) for stage in stages] == [8 * k, 4 * k, 2 * k]
     entropy = config.rl.algorithm.entropy
     assert (entropy.eps_high_min, entropy.eps_high_max) == (0.26, 0.28)
+    assert config.rl.algorithm.eps_low == 0.2
+    assert config.rl.group_size == 16
     assert config.warnings() == []
 
 

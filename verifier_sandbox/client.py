@@ -107,7 +107,8 @@ class VerifierClient:
         """Of all nodes together: how many breakers are in which state, faults since the start."""
         now = time.monotonic()
         states = [node.breaker.state(now) for node in self._nodes]
-        counts = {f"verifiers_{state}": float(states.count(state)) for state in BreakerState}
+        names = {state: state.value.replace("-", "_") for state in BreakerState}
+        counts = {f"verifiers_{name}": float(states.count(state)) for state, name in names.items()}
         return counts | {
             "verifier_faults_total": float(sum(node.breaker.num_faults for node in self._nodes)),
             "verifiers_opened_total": float(sum(node.breaker.num_opened for node in self._nodes)),

@@ -8,30 +8,27 @@ buckets, over the same ranks, in the same run.
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import json
 import os
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.broadcast.calibrate import (
-    calibrated,
-    links_of,
-    predicted,
-    relative_error,
-    spread,
-    variants,
-)
+from benchmarks.broadcast.calibrate import Comparison, cases, compare, spread
 from benchmarks.broadcast.launch import RankFailed, adopt_launcher, preload, run_local
-from benchmarks.broadcast.preflight import Link, probe_links
+from benchmarks.broadcast.preflight import Link, NoMeeting, PairResult, probe_links, summary
 from benchmarks.broadcast.ranks import run_rank
 from benchmarks.broadcast.report import Report, show, summarise
 from benchmarks.broadcast.results import Options, Result
+from benchmarks.broadcast.sweep import Skipped, settings_of, sweep, sweep_as_rank
+from megatron_magistral.rollout.engine import EngineControl, EngineError
 from megatron_magistral.trainer.layout import LayoutError
 from megatron_magistral.weights.architecture import ArchitectureError
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout, check_layouts
@@ -40,6 +37,7 @@ from megatron_magistral.weights.presets import find_model
 MIB = 1 << 20
 BAD_INPUT, FAILED = 2, 1
 RUN_TIMEOUT_S = 600.0
+ENGINE_TIMEOUT_S = 5.0
 
 
 class WireDtype(StrEnum):
@@ -69,8 +67,16 @@ def main(
     engine: Annotated[list[str] | None, typer.Option(help="URL of a real SGLang; repeat.")] = None,
     checksums: Annotated[bool, typer.Option(help="Read back and compare, as runs do.")] = True,
     preflight: Annotated[bool, typer.Option(help="Only look at the links, pair by pair.")] = False,
-    sweep: Annotated[bool, typer.Option(help="Bucket sizes and numbers of generators.")] = False,
-    calibrate: Annotated[bool, typer.Option(help="Check the cost model: other settings.")] = False,
+    expected_gb_s: Annotated[
+        float | None, typer.Option(min=0, help="Of a preflight: what is slow between hosts.")
+    ] = None,
+    sweeps: Annotated[
+        bool, typer.Option("--sweep", help="Bucket sizes and numbers of generators.")
+    ] = False,
+    limit_s: Annotated[
+        float, typer.Option(min=1, help="After which many settings begin no more.")
+    ] = 600.0,
+    calibrate: Annotated[bool, typer.Option(help="Check the cost model on many layouts.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write this file.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Of a sweep; svg, png.")] = None,
 ) -> None:
@@ -79,7 +85,9 @@ def main(
         options = Options(
             arch=find_model(model),
             trainer=TrainerLayout(tp=tp, pp=pp, dp=dp),
-            generator=GeneratorLayout(replicas=replicas, tp=generator_tp),
+            generator=GeneratorLayout(
+                replicas=len(engine) if engine else replicas, tp=generator_tp
+            ),
             bucket_bytes=bucket_mib * MIB,
             dtype=dtype.value,
             rounds=rounds,
@@ -89,27 +97,46 @@ def main(
         check_layouts(options.arch, options.trainer, options.generator)
     except (ArchitectureError, LayoutError) as error:
         _refuse(str(error))
+    for url in options.engine_urls:
+        asyncio.run(_check_engine(url))
     is_launched = adopt_launcher(os.environ)
     preload(run_rank.__module__)
     try:
         if preflight:
-            _preflight(options, is_launched)
+            _preflight(options.world_size, is_launched, expected_gb_s, json_file)
         elif calibrate:
-            _calibrate(options, is_launched, json_file)
-        elif sweep:
-            _sweep(options, is_launched, step_s, json_file, plot_file)
+            _calibrate(options, is_launched, limit_s, json_file)
+        elif sweeps:
+            _sweep(options, is_launched, step_s, limit_s, json_file, plot_file)
         else:
             _measure_one(options, is_launched, step_s, json_file)
-    except RankFailed as error:
+    except (RankFailed, NoMeeting) as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(FAILED) from error
+
+
+async def _check_engine(url: str) -> None:
+    """One clear line before ranks are started."""
+    try:
+        async with EngineControl(url) as engine:
+            await engine.give_sign_of_life(ENGINE_TIMEOUT_S)
+            await engine.check_server()
+    except EngineError as error:
+        _refuse(str(error))
 
 
 def _run(options: Options, is_launched: bool) -> Result | None:
     """The result, or None on a rank that only takes part."""
     if is_launched:
         return run_rank(options)
-    return run_local(run_rank, options.world_size, options, timeout_s=RUN_TIMEOUT_S)[0]
+    return _run_here(options)
+
+
+def _run_here(options: Options) -> Result:
+    """The result of ranks that are started for it on this machine. Raises RankFailed."""
+    result = run_local(run_rank, options.world_size, options, timeout_s=RUN_TIMEOUT_S)[0]
+    assert isinstance(result, Result)
+    return result
 
 
 def _measure_one(
@@ -125,17 +152,23 @@ def _measure_one(
         raise typer.Exit(FAILED)
 
 
-def _preflight(options: Options, is_launched: bool) -> None:
+def _preflight(
+    num_ranks: int, is_launched: bool, expected_gb_s: float | None, json_file: Path | None
+) -> None:
+    results: list[PairResult]
     if is_launched:
-        results = probe_links(options)
+        results = probe_links(expected_gb_s)
         if int(os.environ["RANK"]):
             return
     else:
-        results = run_local(probe_links, options.world_size, options, timeout_s=RUN_TIMEOUT_S)[0]
-    for result in results:
-        style = "" if result.link is Link.GOOD else "red"
-        console.print(str(result), style=style, highlight=False)
-    if any(result.link is not Link.GOOD for result in results):
+        results = run_local(probe_links, num_ranks, expected_gb_s, timeout_s=RUN_TIMEOUT_S)[0]
+    for line in summary(results):
+        console.print(line, highlight=False)
+    bad = [result for result in results if result.link is not Link.GOOD]
+    for result in bad:
+        console.print(str(result), style="red", highlight=False, markup=False, soft_wrap=True)
+    _write(json_file, [asdict(result) for result in results])
+    if bad:
         raise typer.Exit(FAILED)
 
 
@@ -143,64 +176,96 @@ def _sweep(
     options: Options,
     is_launched: bool,
     step_s: float,
+    limit_s: float,
     json_file: Path | None,
     plot_file: Path | None,
 ) -> None:
-    """Bucket sizes up to the one given and, where ranks are ours to start, 1 to `replicas`."""
-    bucket_bytes = [options.bucket_bytes // share for share in (8, 4, 2, 1)]
-    most = options.generator.replicas
-    replicas = [most] if is_launched else list(range(1, most + 1))
-    reports: list[Report] = []
-    errors: list[float] = []
-    rows: list[dict[str, Any]] = []
-    for number, size in itertools.product(replicas, bucket_bytes):
-        setting = replace(
-            options, generator=replace(options.generator, replicas=number), bucket_bytes=size
-        )
-        result = _run(setting, is_launched)
-        if result is None:
+    """Files are written after every setting: what is measured is not lost."""
+    found: list[tuple[Report, Comparison | None]] = []
+    skipped: list[Skipped] = []
+    for each in _settings(options, is_launched, limit_s):
+        if isinstance(each, Skipped):
+            skipped.append(each)
             continue
-        report = summarise(setting, result, step_s)
+        report, comparison = summarise(*each, step_s), compare(*each)
         show(report, console)
-        errors.append(relative_error(predicted(setting, links_of(result)), result))
-        console.print(f"cost model: {errors[-1]:+.0%} of the measured update\n", highlight=False)
-        reports.append(report)
-        rows.append(report.as_json() | {"prediction_error": errors[-1]})
-    if not reports:
-        return
-    middle, largest = spread(errors)
-    console.print(f"cost model, absolute error: median {middle:.0%}, largest {largest:.0%}")
-    _write(json_file, rows)
-    if plot_file is not None:
-        # Only a sweep draws, so only a sweep needs matplotlib.
-        from benchmarks.broadcast.plot import plot_sweep
+        found.append((report, comparison))
+        _write(json_file, [_row(*each) for each in found])
+        if plot_file is not None:
+            # Only a sweep draws, so only a sweep needs matplotlib.
+            from benchmarks.broadcast.plot import plot_sweep
 
-        plot_sweep(reports, plot_file)
+            plot_sweep([report for report, _ in found], plot_file)
+    _show_comparisons([comparison for _, comparison in found if comparison is not None])
+    _show_skipped(skipped)
 
 
-def _calibrate(options: Options, is_launched: bool, json_file: Path | None) -> None:
-    """What one run says of the machine, and what follows from it for others, beside the truth."""
+def _show_skipped(skipped: Sequence[Skipped]) -> None:
+    for each in skipped:
+        console.print(str(each), style="red", markup=False, soft_wrap=True)
+    if skipped:
+        raise typer.Exit(FAILED)
+
+
+def _settings(
+    options: Options, is_launched: bool, limit_s: float
+) -> Iterator[tuple[Options, Result] | Skipped]:
+    if is_launched:
+        return sweep_as_rank(settings_of(options), run_rank)
+    return sweep(settings_of(options), _run_here, limit_s)
+
+
+def _row(report: Report, comparison: Comparison | None) -> dict[str, Any]:
+    return report.as_json() | {"prediction": comparison and asdict(comparison)}
+
+
+def _calibrate(options: Options, is_launched: bool, limit_s: float, json_file: Path | None) -> None:
+    """What the bare operations of a run say of its updates, beside the truth, in many layouts."""
     if is_launched or options.engine_urls:
         _refuse("--calibrate changes the number of ranks: it starts them itself, without engines")
-    base = _run(options, is_launched)
-    assert base is not None
-    links = calibrated(options, base)
-    rows: list[dict[str, Any]] = []
-    for name, setting in [("the setting given", options), *variants(options)]:
-        result = base if setting is options else _run(setting, is_launched)
-        assert result is not None
-        guess = predicted(setting, links)
-        error = relative_error(guess, result)
-        rows.append({"setting": name, "predicted_s": guess.total_s, "error": error})
-        measured_s = guess.total_s / (1 + error)
-        console.print(
-            f"{name:<26} measured {measured_s:7.3f} s  predicted {guess.total_s:7.3f} s  "
-            f"error {error:+.0%}",
-            highlight=False,
+    found: list[Comparison] = []
+    skipped: list[Skipped] = []
+    for each in sweep(cases(options), _run_here, limit_s):
+        if isinstance(each, Skipped):
+            skipped.append(each)
+            continue
+        comparison = compare(*each)
+        assert comparison is not None, "ranks of our own measure what is bare"
+        found.append(comparison)
+        _write(json_file, [asdict(each) | {"ratio": each.ratio} for each in found])
+    _show_comparisons(found)
+    _show_skipped(skipped)
+
+
+def _show_comparisons(comparisons: Sequence[Comparison]) -> None:
+    """The cost model's word and the truth, case by case."""
+    if not comparisons:
+        return
+    table = Table(title="Whole updates, ms: predicted from bare operations, and measured (fastest)")
+    for column in (
+        "trainer",
+        "generators",
+        "model",
+        "bucket",
+        "bare",
+        "predicted",
+        "measured",
+        "ratio",
+    ):
+        table.add_column(column, justify="left" if column in ("trainer", "generators") else "right")
+    for c in comparisons:
+        seconds = (c.bare_broadcast_s, c.predicted_s, c.measured_s)
+        table.add_row(
+            f"TP {c.trainer.tp} PP {c.trainer.pp}",
+            f"{c.generator.replicas} of TP {c.generator.tp}",
+            f"{c.model_mib:.0f}",
+            f"{c.bucket_mib:g}",
+            *(f"{1000 * value:.0f}" for value in seconds),
+            f"{c.ratio:.2f}",
         )
-    middle, largest = spread([row["error"] for row in rows[1:]])
-    console.print(f"absolute error of the others: median {middle:.0%}, largest {largest:.0%}")
-    _write(json_file, {"links": asdict(links), "rows": rows})
+    console.print(table)
+    middle, largest = spread([c.error for c in comparisons])
+    console.print(f"cost model: absolute error, median {middle:.0%}, largest {largest:.0%}")
 
 
 def _write(path: Path | None, document: Any) -> None:

@@ -1,87 +1,212 @@
 """The cost model against what was measured.
 
-Speeds come from the bare operations of one run, and how far copies and wire hide each other from
-its update: where ranks share cores, that is a property of the machine. All else is predicted.
+Each case is one run. What its rounds say of bare operations (see parts.py) gives the model all that
+it needs; the updates of those rounds are only compared with. Of everything the fastest round
+counts: other programs only add time.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from benchmarks.broadcast.results import Options, Result
+from benchmarks.broadcast.parts import NUM_NAMED, GatherTime, Parts
+from benchmarks.broadcast.results import Options, Result, Round
+from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
-from megatron_magistral.weights.plan import gather_plan
-from megatron_magistral.weights.plan_cost import Links, Prediction, predict
+from megatron_magistral.weights.plan import Bucket, Plan, gather_plan
+from megatron_magistral.weights.plan_cost import GB, BucketCost, Timeline, follow
 from megatron_magistral.weights.presets import num_parameters, sized
 
 MIB = 1 << 20
-NUM_OVERLAPS = 20
 
 
-def links_of(result: Result) -> Links:
-    """Speeds that the bare operations of a run showed; none is taken from an update."""
-    bare = result.bare
-    assert bare is not None, "real engines take part in nothing bare"
-    (small, small_s), (large, large_s) = bare.broadcasts
-    gb_s = (large - small) / max(large_s - small_s, 1e-9) / 1e9
-    return Links(
-        gpus_per_node=1 << 20,  # all ranks are on one machine
-        nvlink_gb_s=gb_s,
-        hbm_copy_gb_s=bare.copy_gb_s,
-        collective_s=max(0.0, small_s - small / gb_s / 1e9),
-        hop_s=0.0,
-        http_call_s=bare.call_s,
-        http_each_s=0.0,
-        http_tensor_s=0.0,
-        tensor_s=bare.tensor_s,
-        overlap=1.0 if result.backend == "nccl" else 0.0,
+@dataclass(frozen=True)
+class Bare:
+    """The fastest of each bare operation, `broadcast_s` that of the buckets of an update; and
+    `overlap`, how far other work hides behind it."""
+
+    parts: Parts
+    broadcast_s: float
+    overlap: float
+
+    @staticmethod
+    def of(options: Options, result: Result) -> Bare | None:
+        """None where there was nothing bare: real engines take part in updates only."""
+        parts = [r.parts for r in result.rounds if r.parts is not None]
+        bare = [r.bare_s for r in result.rounds if r.bare_s is not None]
+        if not parts or not bare:
+            return None
+        num_ranks = 1 + options.generator.world_size
+        overlap = overlap_of(result.backend, num_ranks, len(os.sched_getaffinity(0)))
+        return Bare(_fastest(parts), min(bare), overlap)
+
+
+def _fastest(parts: Sequence[Parts]) -> Parts:
+    return Parts(
+        gather=GatherTime(
+            first_s=min(p.gather.first_s for p in parts), all_s=min(p.gather.all_s for p in parts)
+        ),
+        small_broadcast_s=min(p.small_broadcast_s for p in parts),
+        copy_in_s=min(p.copy_in_s for p in parts),
+        copy_out_s=min(p.copy_out_s for p in parts),
+        call_s=min(p.call_s for p in parts),
+        named_call_s=min(p.named_call_s for p in parts),
+        tensor_s=min(p.tensor_s for p in parts),
+        digest_gb_s=max(p.digest_gb_s for p in parts),
     )
 
 
-def calibrated(options: Options, result: Result) -> Links:
-    """The speeds that explain the update of this run best."""
-    links = links_of(result)
-    overlaps = [number / NUM_OVERLAPS for number in range(NUM_OVERLAPS + 1)]
+def predicted(options: Options, bare: Bare) -> Timeline:
+    """An update, from bare operations of the same layout."""
+    plan = _plan(options)
+    num_bytes = sum(bucket.num_bytes for bucket in plan.buckets)
+    rate, setup_s = _gathering(bare.parts.gather, plan.buckets[0].num_bytes, num_bytes)
+    parts, count = bare.parts, len(plan.buckets)
+    wire_s = max(0.0, bare.broadcast_s - count * parts.small_broadcast_s)
+    named_s = max(0.0, parts.named_call_s - parts.call_s) / NUM_NAMED
+    costs = []
+    for bucket in plan.buckets:
+        share, tensors = bucket.num_bytes / num_bytes, len(bucket.pieces)
+        checked = sampled_bytes(plan, bucket) if options.checksums else 0.0
+        costs.append(
+            BucketCost(
+                gather_s=rate * bucket.num_bytes,
+                convert_s=0.0,  # a part of gathering
+                digest_s=checked / GB / parts.digest_gb_s,
+                call_s=parts.call_s + tensors * named_s,
+                wire_s=parts.small_broadcast_s + share * wire_s,
+                load_s=share * parts.copy_out_s + tensors * parts.tensor_s,
+            )
+        )
+    return follow(costs, call_s=parts.call_s, setup_s=setup_s, overlap=bare.overlap)
 
-    def error(overlap: float) -> float:
-        return abs(relative_error(predicted(options, replace(links, overlap=overlap)), result))
 
-    return replace(links, overlap=min(overlaps, key=error))
-
-
-def variants(options: Options) -> list[tuple[str, Options]]:
-    """Settings that differ from `options` in one thing each, with what that is."""
-    size_mib = num_parameters(options.arch) * 2 / MIB
-    replicas = options.generator.replicas
-    return [
-        ("a quarter of the model", replace(options, arch=sized(size_mib / 4))),
-        ("twice the model", replace(options, arch=sized(size_mib * 2))),
-        ("a quarter of the bucket", replace(options, bucket_bytes=options.bucket_bytes // 4)),
-        ("twice the bucket", replace(options, bucket_bytes=options.bucket_bytes * 2)),
-        ("trainer TP 2", replace(options, trainer=TrainerLayout(tp=2))),
-        ("trainer PP 2", replace(options, trainer=TrainerLayout(pp=2))),
-        ("generator TP 2", replace(options, generator=GeneratorLayout(replicas=replicas, tp=2))),
-    ]
+def _gathering(gather: GatherTime, first_bytes: int, num_bytes: int) -> tuple[float, float]:
+    """(seconds a byte, seconds before the first one)."""
+    if num_bytes > first_bytes:
+        rate = max(0.0, gather.all_s - gather.first_s) / (num_bytes - first_bytes)
+        setup_s = gather.first_s - rate * first_bytes
+        if setup_s > 0:
+            return rate, setup_s
+    return gather.all_s / num_bytes, 0.0
 
 
-def predicted(options: Options, links: Links) -> Prediction:
+def overlap_of(backend: str, num_ranks: int, num_cores: int) -> float:
+    """How far copies and calls hide behind a broadcast among so many ranks of one machine.
+
+    A GPU has engines for both. Over gloo a broadcast keeps a core of each rank busy; what hides is
+    what the others can do meanwhile.
+    """
+    if backend != "gloo":
+        return 1.0
+    return min(1.0, max(0.0, num_cores / num_ranks - 1))
+
+
+def sampled_bytes(plan: Plan, bucket: Bucket) -> float:
+    """How much of a bucket an update checks, on average: every tensor once in so many updates, and
+    the smallest matrix where the sample has none of it."""
+    tensors = [plan.tensors[piece.tensor] for piece in bucket.pieces]
+    itemsize = bucket.num_bytes / sum(tensor.num_elements for tensor in tensors)
+    matrices = [tensor.num_elements for tensor in tensors if len(tensor.shape) > 1]
+    smallest = min(matrices or [tensor.num_elements for tensor in tensors]) * itemsize
+    share = 1 / ChecksumSettings().sample_stride
+    return bucket.num_bytes * share + (1 - share) ** len(tensors) * smallest
+
+
+def _plan(options: Options) -> Plan:
     itemsize = 2 if options.dtype in ("bfloat16", "float16") else 4
-    plan = gather_plan(
+    return gather_plan(
         options.arch,
         options.trainer,
         options.generator,
         bucket_bytes=options.bucket_bytes,
         itemsize=itemsize,
     )
-    return predict(plan, options.trainer, options.generator, links)
 
 
-def relative_error(prediction: Prediction, result: Result) -> float:
-    """Of the median whole update, less what the model leaves out on purpose: checksums."""
-    measured = statistics.median(r.timings.total_s - r.timings.checksum_s for r in result.rounds)
-    return prediction.total_s / measured - 1
+def cases(options: Options) -> list[Options]:
+    """Layouts on both sides, each with buckets of the size given and of a quarter of it; and the
+    model at a quarter of its size."""
+    layouts = [
+        (TrainerLayout(), GeneratorLayout()),
+        (TrainerLayout(tp=2), GeneratorLayout()),
+        (TrainerLayout(pp=2), GeneratorLayout()),
+        (TrainerLayout(), GeneratorLayout(tp=2)),
+        (TrainerLayout(), GeneratorLayout(replicas=2)),
+        (TrainerLayout(tp=2), GeneratorLayout(replicas=2)),
+    ]
+    found = [
+        replace(options, trainer=trainer, generator=generator, bucket_bytes=bucket_bytes)
+        for trainer, generator in layouts
+        for bucket_bytes in (options.bucket_bytes, options.bucket_bytes // 4)
+    ]
+    quarter = sized(num_parameters(options.arch) * 2 / MIB / 4)
+    trainer, generator = layouts[0]
+    return [*found, replace(options, arch=quarter, trainer=trainer, generator=generator)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A case: seconds of the fastest update, and what was predicted of it."""
+
+    model_mib: float
+    bucket_mib: float
+    trainer: TrainerLayout
+    generator: GeneratorLayout
+    bare_broadcast_s: float
+    predicted_s: float
+    measured_s: float
+    overlap: float
+    predicted_parts_s: dict[str, float]
+    measured_parts_s: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted_s / self.measured_s
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of what was measured."""
+        return self.ratio - 1
+
+
+def compare(options: Options, result: Result) -> Comparison | None:
+    """None where there was nothing bare."""
+    bare = Bare.of(options, result)
+    if bare is None:
+        return None
+    guess = predicted(options, bare)
+    fastest = min(result.rounds, key=lambda r: r.timings.total_s)
+    return Comparison(
+        model_mib=fastest.timings.num_bytes / MIB,
+        bucket_mib=options.bucket_bytes / MIB,
+        trainer=options.trainer,
+        generator=options.generator,
+        bare_broadcast_s=bare.broadcast_s,
+        predicted_s=guess.total_s,
+        measured_s=fastest.timings.total_s,
+        overlap=bare.overlap,
+        predicted_parts_s={
+            "first bucket": guess.first_bucket_s,
+            "transfer": guess.transfer_s,
+            "checksum": guess.checksum_s,
+            "control calls": guess.pausing_s + guess.resume_s,
+        },
+        measured_parts_s=_measured_parts(fastest),
+    )
+
+
+def _measured_parts(measured: Round) -> dict[str, float]:
+    t = measured.timings
+    return {
+        "first bucket": t.prepare_s,
+        "transfer": t.transfer_s,
+        "checksum": t.checksum_s,
+        "control calls": t.pause_s - t.transfer_s - t.checksum_s,
+    }
 
 
 def spread(errors: Sequence[float]) -> tuple[float, float]:

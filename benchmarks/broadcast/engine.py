@@ -1,6 +1,6 @@
 """A receiver in memory: an engine's side of an update without an engine.
 
-It speaks the control protocol of an SGLang server with our plugin, joins the sender's group, holds
+It speaks the control protocol of an SGLang server with our plugin, joins the senders' groups, holds
 one generator rank's part of every tensor, and loads into it as SGLang does. It computes nothing, so
 it measures the wire and the protocol. Each tensor-parallel rank is a process; the first one of an
 engine serves HTTP and hands every call to the others, which like SGLang take one at a time.
@@ -119,7 +119,7 @@ class MemoryEngine:
         self._device = device
         self._model = MemoryModel(arch, generator, self._tp_rank, dtype, device)
         self._placement: Placement | None = None
-        self._group: dist.ProcessGroup | None = None
+        self._groups: dict[str, dist.ProcessGroup] = {}  # by name, one of each sender
         self._version = "default"
         self._session_open = False
         self._buffer: Tensor | None = None
@@ -137,7 +137,7 @@ class MemoryEngine:
         store = dist.TCPStore(
             payload["master_address"], payload["master_port"], is_master=False, timeout=timeout
         )
-        self._group, _ = _new_process_group_helper(
+        self._groups[payload["group_name"]], _ = _new_process_group_helper(
             payload["world_size"],
             payload["rank_offset"] + self._tp_rank,
             [],
@@ -148,7 +148,7 @@ class MemoryEngine:
         )
 
     def destroy_weights_update_group(self, payload: dict[str, Any]) -> Any:
-        self._group = None
+        self._groups.pop(payload["group_name"], None)
 
     def pause_generation(self, payload: dict[str, Any]) -> Any:
         self._report = EngineReport(bare_cpu_s=self._bare_cpu_s)
@@ -171,9 +171,8 @@ class MemoryEngine:
         specs = tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in columns)
         sizes = [torch.Size(s.shape).numel() * getattr(torch, s.dtype).itemsize for s in specs]
         data = self._receive_buffer(sum(sizes))
-        assert self._group is not None, "join first"
         cpu_s = time.process_time()
-        self._group.broadcast(data, 0).wait()
+        self._groups[payload["group_name"]].broadcast(data, 0).wait()
         received_at, received_cpu_s = self._now(), time.process_time()
         self._model.load_weights(unflatten(FlatBucket(specs, data)))
         self._loaded_at = self._now()

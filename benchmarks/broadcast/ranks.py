@@ -1,17 +1,16 @@
 """What each rank of the benchmark does: trainer ranks first, then the generators' ranks.
 
-Rank 0 sends with the real `WeightSender`; the other trainer ranks gather with it; generator ranks
-are receivers in memory, or real engines that were started elsewhere. Rounds of a bare broadcast and
+Rank 0 and the leaders of other pipeline stages send with the real `WeightSender`; the other trainer
+ranks gather with them; generator ranks are receivers in memory, or real engines that were started
+elsewhere. Rounds of a bare broadcast and
 of an update alternate, so that a machine that changes its speed changes both.
 """
 
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,19 +31,21 @@ from benchmarks.broadcast.groups import (
     wire_backend,
 )
 from benchmarks.broadcast.memory import PeakMemory
-from benchmarks.broadcast.results import Bare, Options, Result, Round, SenderCpu
+from benchmarks.broadcast.parts import GatherTime, PartsMeter, drain
+from benchmarks.broadcast.results import Options, Result, Round, SenderCpu
 from megatron_magistral.rollout.engine import ControlTimeouts, EngineControl, Phase
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.engine_set import EngineSet
 from megatron_magistral.weights.gather import GatherSeconds, Mesh, Reach, gather_hf
+from megatron_magistral.weights.lane import OwnLane
+from megatron_magistral.weights.leader import Leader, PeerLane, link_leaders
 from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.names import Param, hf_shapes, parameters, shard_shape
 from megatron_magistral.weights.placement import tensors
 from megatron_magistral.weights.plan import gather_plan
-from megatron_magistral.weights.transfer import EngineAddress, WeightSender
+from megatron_magistral.weights.transfer import EngineAddress, UpdateTimings, WeightSender
 
 WARM_UP_ROUNDS = 2
-NUM_BARE, SMALL_BYTES = 5, 64 << 10
 # Beyond the number of any tensor: with NO_CHECKSUMS, updates from here on check none.
 FIRST_VERSION = 1 << 20
 NO_CHECKSUMS = ChecksumSettings(sample_stride=1 << 30, full_every=1 << 30)
@@ -121,14 +122,16 @@ class _Trainer:
             itemsize=self._dtype.itemsize,
         )
         self._sizes = [bucket.num_bytes for bucket in plan.buckets]
+        bound_s = options.timeout_s
+        self._timeouts = ControlTimeouts(transfer_s=bound_s, checksum_s=bound_s)
+        self._links = link_leaders(mesh, local_host(), bound_s) if mesh.is_leader else []
         self._memory = PeakMemory(device)
         self._version = FIRST_VERSION
         self._bare_cpu_s = 0.0
 
     def run(self) -> Result | None:
         if dist.get_rank():
-            for _ in range(WARM_UP_ROUNDS + self._options.rounds):
-                self._follow()
+            self._follow()
             return None
         result = Result(wire_backend(), max(self._sizes))
         engines = EngineSet([EngineControl(url) for url in self._urls])
@@ -136,11 +139,10 @@ class _Trainer:
             with self._make_sender() as sender:
                 tp = self._options.generator.tp
                 sender.connect([EngineAddress(url, tp) for url in self._urls])
+                sender.release()
                 self._warm_up(sender, engines, result)
                 for _ in range(self._options.rounds):
                     result.rounds.append(self._round(sender, engines))
-                if not self._options.engine_urls:
-                    result.bare = self._bare(engines)
         finally:
             if not self._options.engine_urls:
                 engines.run(Phase.LEAVE, partial(_post, path="/shut_down", payload={}))
@@ -148,14 +150,18 @@ class _Trainer:
         return result
 
     def _make_sender(self) -> WeightSender:
-        bound_s = self._options.timeout_s
+        peers = [
+            PeerLane(stage, self._mesh.stage_rank(stage), link, self._timeouts)
+            for stage, link in enumerate(self._links, start=1)
+        ]
         return WeightSender(
             manifest_of(hf_shapes(self._options.arch), self._dtype),
             backend=wire_backend(),
             host=local_host(),
             dtype=self._dtype,
-            timeouts=ControlTimeouts(transfer_s=bound_s, checksum_s=bound_s),
+            timeouts=self._timeouts,
             checksums=None if self._options.checksums else NO_CHECKSUMS,
+            peers=peers,
         )
 
     def _warm_up(self, sender: WeightSender, engines: EngineSet, result: Result) -> None:
@@ -168,40 +174,62 @@ class _Trainer:
     def _round(
         self, sender: WeightSender, engines: EngineSet, measures_memory: bool = False
     ) -> Round:
-        seconds, gather_cpu_s = GatherSeconds(), time.process_time()
-        _drain(self._buckets(seconds))
-        gather_cpu_s = time.process_time() - gather_cpu_s
-        bare_s, copied_s, bare_cpu_s = None, None, 0.0
+        seconds = GatherSeconds()
+        gathers: list[GatherTime] = []
+        gather_cpu_s = self._cpu_of_senders(lambda: gathers.append(drain(self._buckets(seconds))))
+        bare_s, copied_s, bare_cpu_s, parts = None, None, 0.0, None
         if not self._options.engine_urls:
+            parts = self._meter(engines).measure(gathers[0])
             copied_s = self._bare_broadcast(engines, self._sizes, copies=True)
             bare_s = self._bare_broadcast(engines, self._sizes)
             bare_cpu_s = self._bare_cpu_s
         if measures_memory:
             self._memory.start()
         self._version += 1
-        cpu_s = time.process_time()
-        timings = sender.send(self._buckets(None), self._version)
-        cpu_s = time.process_time() - cpu_s
+        timings: list[UpdateTimings] = []
+        cpu_s = self._cpu_of_senders(lambda: timings.append(self._update(sender)))
         reports = () if self._options.engine_urls else _reports(self._urls)
         cpu = SenderCpu(update_s=cpu_s, gather_s=gather_cpu_s, bare_s=bare_cpu_s)
-        return Round(timings, seconds, bare_s, copied_s, reports, cpu)
+        return Round(timings[0], seconds, bare_s, copied_s, reports, cpu, parts)
+
+    def _update(self, sender: WeightSender) -> UpdateTimings:
+        timings = sender.send(self._buckets(None), self._version)
+        sender.release()
+        return timings
 
     def _follow(self) -> None:
-        """What `_round` gathers, on a rank that does not send."""
-        _drain(self._buckets(GatherSeconds()))
-        measures_memory = self._version == FIRST_VERSION + 1
-        if measures_memory:
-            self._memory.start()
-        _drain(self._buckets(None))
-        if measures_memory:
-            self._gathered(self._memory.extra_bytes())
-        self._version += 1
+        """What the first rank does in `run`, on another one: this sends its stage's part if it
+        leads one."""
+        leader: Leader | None = None
+        if self._links:
+            (link,) = self._links
+            lane = OwnLane(local_host(), wire_backend(), self._timeouts)
+            leader = Leader(lane, link, self._dtype, patience_s=self._options.timeout_s)
+            leader.serve(())
+        take_part = drain if leader is None else leader.serve
+        for number in range(WARM_UP_ROUNDS + self._options.rounds):
+            self._cpu_of_senders(lambda: drain(self._buckets(GatherSeconds())))
+            measures_memory = number == WARM_UP_ROUNDS - 1
+            if measures_memory:
+                self._memory.start()
+            self._cpu_of_senders(lambda: take_part(self._buckets(None)))
+            if measures_memory:
+                self._gathered(self._memory.extra_bytes())
+        if leader is not None:
+            leader.close()
+
+    def _cpu_of_senders(self, work: Callable[[], object]) -> float:
+        """Processor time that this takes on all ranks that send. Collective over trainer ranks."""
+        start_s = time.process_time()
+        work()
+        spent_s = time.process_time() - start_s
+        return sum(self._gathered(spent_s if self._mesh.is_leader else 0.0))
 
     def _buckets(self, seconds: GatherSeconds | None) -> Any:
         bucket_bytes = self._options.bucket_bytes
         shards, mesh, dtype = self._local, self._mesh, self._dtype
         return gather_hf(
-            shards, self._params, mesh, bucket_bytes, dtype, seconds, reach=Reach.FIRST
+            shards, self._params, mesh, bucket_bytes, dtype, seconds, reach=Reach.LEADERS
         )
 
     def _bare_broadcast(
@@ -231,27 +259,10 @@ class _Trainer:
             raise RuntimeError(f"bare broadcast: {errors[0]}")
         return bare_s
 
-    def _bare(self, engines: EngineSet) -> Bare:
-        def median(measure: Callable[[], float]) -> float:
-            return statistics.median(measure() for _ in range(NUM_BARE))
-
-        def seconds(work: Callable[[], object]) -> float:
-            start = self._now()
-            work()
-            return self._now() - start
-
-        large = max(self._sizes)
-        source, target = touched(large, self._device), touched(large, self._device)
-        empty = touched(1, self._device)
-        call = partial(_post, path="/report", payload={})
-        small_s = median(lambda: self._bare_broadcast(engines, [SMALL_BYTES]))
-        large_s = median(lambda: self._bare_broadcast(engines, [large]))
-        return Bare(
-            ((SMALL_BYTES, small_s), (large, large_s)),
-            copy_gb_s=large / median(lambda: seconds(lambda: target.copy_(source))) / 1e9,
-            call_s=median(lambda: seconds(lambda: engines.run(Phase.INFO, call))),
-            tensor_s=median(lambda: seconds(lambda: empty.copy_(empty))),
-        )
+    def _meter(self, engines: EngineSet) -> PartsMeter:
+        broadcast = partial(self._bare_broadcast, engines)
+        tp = self._options.generator.tp
+        return PartsMeter(engines, broadcast, self._sizes, tp, self._device)
 
     def _gathered(self, value: Any) -> list[Any]:
         """The values of all trainer ranks, on each of them."""
@@ -278,11 +289,6 @@ class _Trainer:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.monotonic()
-
-
-def _drain(buckets: Iterator[Any]) -> None:
-    """Iterate to the end and keep none: a loop's variable would keep the last one's memory."""
-    deque(buckets, maxlen=0)
 
 
 async def _post(engine: EngineControl, *, path: str, payload: dict[str, Any]) -> None:

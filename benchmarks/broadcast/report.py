@@ -107,7 +107,9 @@ def summarise(options: Options, result: Result, step_s: float) -> Report:
 
 
 def _phases(rounds: Sequence[Round]) -> dict[str, list[float]]:
-    """Seconds by phase, one a round; of phases on generator ranks those of the slowest."""
+    """Seconds by phase, one a round; of phases on generator ranks those of the slowest. Of a real
+    engine only what the sender sees is known: `control calls` is all of the pause but transfer and
+    checksum."""
 
     def slowest(field: Callable[[EngineReport], float]) -> list[float]:
         return [max(map(field, r.engines)) for r in rounds if r.engines]
@@ -122,6 +124,9 @@ def _phases(rounds: Sequence[Round]) -> dict[str, list[float]]:
         "load": slowest(lambda e: e.load_s),
         "checksum": [r.timings.checksum_s for r in rounds],
         "stamp, end, resume": slowest(lambda e: e.resume_s),
+        "control calls": [
+            r.timings.pause_s - r.timings.transfer_s - r.timings.checksum_s for r in rounds
+        ],
         "paused": [r.timings.pause_s for r in rounds],
         "whole update": [r.timings.total_s for r in rounds],
         "bare broadcast": [r.bare_s for r in rounds if r.bare_s is not None],

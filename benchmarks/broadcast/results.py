@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from benchmarks.broadcast.engine import EngineReport
+from benchmarks.broadcast.parts import Parts
 from megatron_magistral.weights.architecture import Architecture
 from megatron_magistral.weights.gather import GatherSeconds
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
@@ -37,7 +38,8 @@ class Options:
 
 @dataclass(frozen=True)
 class SenderCpu:
-    """Processor time of rank 0: of an update, of gathering for it alone, of a bare broadcast."""
+    """Processor time: of an update and of gathering for it alone on all ranks that send, of a bare
+    broadcast on rank 0, which alone sends one."""
 
     update_s: float
     gather_s: float
@@ -55,17 +57,7 @@ class Round:
     copied_s: float | None
     engines: tuple[EngineReport, ...]
     cpu: SenderCpu
-
-
-@dataclass(frozen=True)
-class Bare:
-    """What the parts of an update cost by themselves: (bytes, seconds) of a small and a large
-    broadcast, a copy, a control call to all engines, and a copy of next to nothing."""
-
-    broadcasts: tuple[tuple[int, float], tuple[int, float]]
-    copy_gb_s: float
-    call_s: float
-    tensor_s: float
+    parts: Parts | None = None
 
 
 @dataclass
@@ -75,6 +67,5 @@ class Result:
     backend: str
     max_bucket_bytes: int
     rounds: list[Round] = field(default_factory=list)
-    bare: Bare | None = None
     trainer_extra_bytes: list[int | None] = field(default_factory=list)
     generator_extra_bytes: list[int | None] = field(default_factory=list)

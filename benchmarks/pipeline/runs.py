@@ -21,7 +21,9 @@ from megatron_magistral.data.datasets import Datasets, dataset_paths
 from megatron_magistral.prompts import load_template, render_prompt
 from megatron_magistral.role_commands import generator_settings, prepare_command, trainer_command
 from megatron_magistral.rollout.sglang_server import (
+    Device,
     ModelLimits,
+    detect_device,
     server_command,
     server_environment,
 )
@@ -154,8 +156,9 @@ def serving(options: Options, prepared: Prepared) -> Iterator[str]:
     assert config.model.shape is not None
     (port,) = free_ports(1)
     context_length = config.model.shape.context_length
+    first_gpu = config.parallel.world_size if detect_device() is Device.CUDA else None
     settings = generator_settings(
-        config, run, port=port, context_length=context_length, base_gpu_id=None
+        config, run, port=port, context_length=context_length, base_gpu_id=first_gpu
     )
     server = Role(
         "generator",

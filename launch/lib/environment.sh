@@ -20,6 +20,8 @@ environment_of() {
     # Trainers and SGLang share groups for the weights. SGLang turns NCCL's cuMem allocator and
     # NVLink SHARP off unless told otherwise; both ends of a group must agree.
     export NCCL_CUMEM_ENABLE=${NCCL_CUMEM_ENABLE:-0} NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+    # A job without --gpus-per-node computes on CPUs, also where its nodes have GPUs.
+    if ((GPUS_PER_NODE == 0)); then export CUDA_VISIBLE_DEVICES=""; fi
     # A core dump of a rank has the size of its memory, and there is one a rank.
     ulimit -c 0
     # Every stream of a generator, and every file of a big model, is a descriptor.

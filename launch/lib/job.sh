@@ -24,6 +24,12 @@ source launch/lib/environment.sh
 # shellcheck source=launch/lib/steps.sh
 source launch/lib/steps.sh
 
+if [ -z "${CONTAINER_IMAGE:-}" ] && [ ! -x "${VENV:-.venv}/bin/python" ]; then
+    say "VENV = ${VENV:-$PWD/.venv}: there is no virtual environment; docs/cluster.md says how to" \
+        "make it, or set CONTAINER_IMAGE"
+    exit 2
+fi
+
 RUN=$(realpath --canonicalize-missing "${RUN:-runs/$SLURM_JOB_NAME-$SLURM_JOB_ID}")
 ATTEMPT=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 STOP_AT=0 # in seconds of this script: when a requested stop has taken too long; 0: none requested

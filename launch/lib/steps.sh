@@ -7,7 +7,9 @@ STOP_STEPS_S=60
 declare -A PID=() # of the srun of each role that runs
 
 PLACES_PER_NODE=${SLURM_NTASKS_PER_NODE:-} # one process a GPU
-GPUS_PER_NODE=${SLURM_GPUS_ON_NODE:-0}
+# What was asked for, [type:]number: an exclusive node also has those that were not.
+GPUS_PER_NODE=${SLURM_GPUS_PER_NODE:-0}
+GPUS_PER_NODE=${GPUS_PER_NODE##*:}
 MAGISTRAL_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
 MAGISTRAL_TIME_LEFT=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%L)
 export MAGISTRAL_NODES MAGISTRAL_TIME_LEFT
@@ -25,7 +27,6 @@ STEP=(
     --mem=0         # a step may use all memory of the node, not a share
     --cpu-bind=none # else the steps that share a node are bound to the same first cores
     --mpi=none      # ranks meet by torch's rendezvous; PMIx would only add a way to fail
-    --unbuffered
 )
 if [ -n "${CONTAINER_IMAGE:-}" ]; then
     STEP+=(

@@ -4,8 +4,8 @@ The paper's stages keep three things true: the data is not too easy, completions
 the KV cache stays affordable. Each has a sign that it is about to fail, and a rule for that sign:
 
     REWARD_PLATEAU   the mean reward has stopped to grow: the problems are learned, or too hard
-    DROPPED_GROUPS   too many groups are all right or all wrong: the problems are too easy or hard
     NEAR_L_MAX       too many completions end in the zone of the length penalty: they need room
+    DROPPED_GROUPS   too many groups are all right or all wrong: the problems are too easy or hard
     STEP             the stage has lasted as long as it was given
 
 Values in, decision out. A rule sees the steps of its own stage alone, and only whole windows.

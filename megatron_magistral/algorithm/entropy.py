@@ -8,6 +8,7 @@ so that noise does not wander into the loss.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -57,7 +58,10 @@ class EntropyController:
         return cls(settings, eps_high, target=settings.target)
 
     def observe(self, entropy: float) -> EntropyController:
-        """What follows from one step's mean entropy."""
+        """What follows from one step's mean entropy; nothing from one that is not a number, as a
+        step that was skipped may have: it would stay in the average for ever."""
+        if not math.isfinite(entropy):
+            return self
         num_observed = self.num_observed + 1
         if self.settings.target is None and num_observed <= self.settings.warmup_steps:
             before = self.target or 0.0

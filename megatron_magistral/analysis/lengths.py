@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
 from megatron_magistral.analysis.pipeline_model import SampleLength
+from megatron_magistral.jsonl import DamagedRows, read_rows
 from megatron_magistral.run_folder import RunFolder
 
 NUM_DRAWS = 20_000
+# Beyond these nothing that a model writes is like it, and a float overflows.
+MAX_MEAN, MAX_SIGMA = 1e9, 5.0
 FORMS = "constant:MEAN, lognormal:MEAN,SIGMA or pareto:MEAN,ALPHA"
 
 
@@ -42,19 +43,20 @@ def parse_lengths(text: str, cap: float) -> Lengths:
         values = [float(number) for number in numbers.split(",")]
     except ValueError:
         values = []
-    sane = bool(values) and all(v > 0 and math.isfinite(v) for v in values)
+    sane = bool(values) and values[0] <= MAX_MEAN
+    sane = sane and all(v > 0 and math.isfinite(v) for v in values)
     match kind, values:
         case "constant", [mean] if sane:
             return Lengths(text, lambda rng: min(mean, cap), cap)
-        case "lognormal", [mean, sigma] if sane:
+        case "lognormal", [mean, sigma] if sane and sigma <= MAX_SIGMA:
             mu = math.log(mean) - sigma**2 / 2
             return Lengths(text, lambda rng: min(rng.lognormvariate(mu, sigma), cap), cap)
         case "pareto", [mean, alpha] if sane and alpha > 1:
             least = mean * (alpha - 1) / alpha
             return Lengths(text, lambda rng: min(least * rng.paretovariate(alpha), cap), cap)
     raise LengthsError(
-        f"lengths {text!r}: must be {FORMS}, numbers above 0 and ALPHA above 1, for example "
-        "lognormal:4000,1"
+        f"lengths {text!r}: must be {FORMS}, numbers above 0, MEAN at most {MAX_MEAN:g}, SIGMA at "
+        f"most {MAX_SIGMA:g} and ALPHA above 1, for example lognormal:4000,1"
     )
 
 
@@ -64,12 +66,13 @@ def lengths_of_run(run: RunFolder, cap: float) -> Lengths:
 
     Raises LengthsError if the run has trained no step yet.
     """
-    sampled = [float(row["spans"][-1][2]) for row in _rows(run.samples) if row.get("spans")]
-    means = [
-        float(row["completion_tokens_mean"])
-        for row in _rows(run.metrics)
-        if "completion_tokens_mean" in row
-    ]
+    try:
+        samples, rows = read_rows(run.samples), read_rows(run.metrics)
+    except DamagedRows as error:
+        raise LengthsError(str(error)) from error
+    sampled = [float(row["spans"][-1][2]) for row in samples if row.get("spans")]
+    name = "completion_tokens_mean"
+    means = [float(row[name]) for row in rows if row.get(name)]
     if not sampled or not means:
         raise LengthsError(
             f"{run.root}: has no {run.samples.name} and {run.metrics.name} of an RL step to take "
@@ -83,11 +86,3 @@ def empirical(lengths: Sequence[float], mean: float, cap: float, description: st
     scale = mean / fmean(lengths)
     values = [min(length * scale, cap) for length in lengths]
     return Lengths(description, lambda rng: rng.choice(values), cap)
-
-
-def _rows(path: Path) -> Iterable[dict]:
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)

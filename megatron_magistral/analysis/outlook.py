@@ -68,8 +68,8 @@ def outlook(trace: Trace, speeds: Speeds, *, num_warm_up: int) -> Outlook:
         generator_idle=spent.idle / seconds,
         generator_paused=spent.paused / seconds,
         running=spent.running / seconds,
-        trainer_idle=1.0 - spent.training / seconds,
-        verifier_idle=None if verifiers is None else 1.0 - spent.verifying / seconds / verifiers,
+        trainer_idle=_rest(spent.training / seconds),
+        verifier_idle=None if verifiers is None else _rest(spent.verifying / seconds / verifiers),
         staleness_mean=ages,
         staleness_max=oldest,
         queue=spent.waiting / seconds,
@@ -104,6 +104,11 @@ def token_ages(trace: Trace, steps: tuple[Step, ...]) -> tuple[float, int]:
     mean = max(0.0, float((trained_at * lengths - sampled).sum() / total)) if total else 0.0
     oldest = trained_at - np.searchsorted(updates, starts, side="right")
     return mean, int(oldest.max())
+
+
+def _rest(share: float) -> float:
+    """Of the whole; sums of many seconds may be a little too large for it."""
+    return max(0.0, 1.0 - share)
 
 
 def _between(first: Totals, last: Totals) -> Totals:

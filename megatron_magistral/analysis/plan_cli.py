@@ -80,7 +80,11 @@ def plan_run(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write this file.")] = None,
 ) -> None:
     """Simulate a run: throughput, what stands idle, staleness, queue, cache, memory; compare with
-    synchronous training; with --gpus, recommend how to divide them."""
+    synchronous training; with --gpus, recommend how to divide them.
+
+    Exit code 2, after the tables, if the model does not fit the GPUs."""
+    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
+        _refuse(f"--json {json_file}: no file can be made there")
     try:
         config = _at_stage(load(config_path, overrides or (), check_files=False), stage)
         site = site_for(
@@ -104,8 +108,14 @@ def plan_run(
     except (ConfigError, SiteError, LayoutError, PlacementError) as error:
         _refuse(str(error))
     document = {"config": str(config_path), "seed": seed, **_report(forecast, candidates, seed)}
+    _end(document, json_file)
+
+
+def _end(document: dict[str, Any], json_file: Path | None) -> None:
     if json_file is not None:
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if document["plan"]["problems"]:
+        raise typer.Exit(BAD_INPUT)
 
 
 def _report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +21,7 @@ from megatron_magistral.analysis.lengths import (
 from megatron_magistral.analysis.speeds import SpeedCurve
 from megatron_magistral.analysis.split import Site
 from megatron_magistral.config import Config, ModelShape
+from megatron_magistral.jsonl import read_rows
 from megatron_magistral.run_folder import RunFolder
 from megatron_magistral.weights.architecture import (
     Architecture,
@@ -128,7 +129,9 @@ def site_for(
     # No longer than a mean completion, where these are short.
     prompt = min(ASSUMED_PROMPT_TOKENS, config.reward.l_max * ASSUMED_MEAN_SHARE)
     known: dict[str, Any] = {n: value for n, value in measured.items() if value is not None}
+    _check_measured(known)
     known = {"prompt_tokens": prompt} | known
+    distribution = _lengths(config, lengths, from_run)
     if from_run is not None:
         known = _seen_in(RunFolder(from_run.resolve()), speeds=same_layout) | known
     if config.verifier.num_slots is not None:
@@ -136,10 +139,26 @@ def site_for(
     return Site(
         gpu=GPUS[gpu],
         gpus_per_node=gpus_per_node,
-        lengths=_lengths(config, lengths, from_run),
+        lengths=distribution,
         assumed=_assumptions(assume or []),
         **known,
     )
+
+
+def _check_measured(known: dict[str, Any]) -> None:
+    """Options are named as the fields that they fill. Raises SiteError."""
+    for name, value in known.items():
+        if not isinstance(value, float):
+            continue
+        option = f"--{name.replace('_', '-')} {value:g}"
+        may_be_zero = name != "train_tokens_per_s"
+        if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+            raise SiteError(f"{option}: must be {'at least' if may_be_zero else 'more than'} 0")
+    update_s, pause_s = known.get("update_s"), known.get("pause_s")
+    if pause_s is not None and (update_s is None or pause_s > update_s):
+        raise SiteError(
+            f"--pause-s {pause_s:g}: is a part of --update-s, which must be given and no less"
+        )
 
 
 def parse_curve(text: str | None) -> SpeedCurve | None:
@@ -167,8 +186,7 @@ def _lengths(config: Config, text: str | None, from_run: Path | None) -> Lengths
 
 def _seen_in(run: RunFolder, *, speeds: bool) -> dict[str, float]:
     """Fields of Site that a run's metrics tell: means over its RL steps."""
-    lines = run.metrics.read_text(encoding="utf-8").splitlines() if run.metrics.is_file() else []
-    rows = [row for row in map(json.loads, lines) if row.get("stage") == "rl"]
+    rows = [row for row in read_rows(run.metrics) if row.get("stage") == "rl"]
     counts = [(row.get("groups_taken", 0.0), row.get("groups_dropped", 0.0)) for row in rows]
     dropped = [dropped / (taken + dropped) for taken, dropped in counts if taken + dropped]
     seen = {"drop_share": min(0.95, fmean(dropped))} if dropped else {}
@@ -198,7 +216,9 @@ def _assumptions(settings: list[str]) -> Assumptions:
             values[name] = float(text)
         except ValueError:
             raise SiteError(f"--assume {setting}: {text!r} is not a number") from None
-        may_be_zero = name.endswith(("_s", "_gib"))
-        if values[name] < 0 or (values[name] == 0 and not may_be_zero):
-            raise SiteError(f"--assume {setting}: must be more than 0")
+        is_share = not name.endswith(("_s", "_gib"))
+        if not math.isfinite(values[name]) or values[name] < 0:
+            raise SiteError(f"--assume {setting}: must be at least 0")
+        if is_share and not 0 < values[name] <= 1:
+            raise SiteError(f"--assume {setting}: is a share, more than 0 and at most 1")
     return Assumptions(**values)

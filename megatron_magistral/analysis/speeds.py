@@ -25,7 +25,8 @@ class SpeedCurve:
         if not self.points:
             raise ValueError("a speed curve needs at least one point, concurrency and tokens/s")
         for concurrency, tokens_per_s in self.points:
-            if not (concurrency > 0 and tokens_per_s > 0 and math.isfinite(tokens_per_s)):
+            both = (concurrency, tokens_per_s)
+            if not all(number > 0 and math.isfinite(number) for number in both):
                 raise ValueError(f"{concurrency:g}:{tokens_per_s:g}: both must be more than 0")
         for (before, _), (after, _) in pairwise(self.points):
             if after <= before:

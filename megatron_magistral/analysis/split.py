@@ -160,8 +160,13 @@ class Forecast:
 
     @property
     def max_running(self) -> int:
-        """Completions at once on one generator, as its cache fills on average."""
-        return max(1, math.floor(self.kv_capacity / self.site.mean_context))
+        """Completions at once on one generator, as its cache fills on average, and as its KV budget
+        admits them."""
+        most = self.kv_capacity / self.site.mean_context
+        if (budget_tokens := self.rl.kv_budget_tokens) is not None:
+            reserved = self.site.prompt_tokens + self.rl.kv_reserve * self.config.reward.l_max
+            most = min(most, budget_tokens / max(reserved, self.site.mean_context))
+        return max(1, math.floor(most))
 
     # --- speeds ---------------------------------------------------------------------------------
 
@@ -208,7 +213,9 @@ class Forecast:
             pause_s = self.site.update_s if self.site.pause_s is None else self.site.pause_s
             return self.site.update_s, min(pause_s, self.site.update_s)
         layout, generator = self.layout, self.config.generator
-        trainer = TrainerLayout(tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep)
+        trainer = TrainerLayout(
+            tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep, vpp=layout.vpp
+        )
         receivers = GeneratorLayout(replicas=generator.num_replicas, tp=generator.tensor_parallel)
         # Who takes part changes the cost of the buckets alone, not what is in them.
         plan = _update_plan(
@@ -218,7 +225,7 @@ class Forecast:
             int(self.rl.weight_bucket_mib * MIB),
             ITEMSIZE[generator.dtype],
         )
-        cost = predict(plan, trainer, receivers, self.site.links)
+        cost = predict(replace(plan, trainer=trainer, generator=receivers), self.site.links)
         return cost.total_s, cost.pause_s
 
     @property
@@ -269,10 +276,11 @@ class Forecast:
     def outlook(self, mode: Mode = Mode.ASYNCHRONOUS, *, seed: int = 0) -> Outlook:
         """Of a simulated run."""
         size = self.rl.group_size
+        n_async = self.rl.n_async // size * size  # only whole groups are admitted
         settings = Settings(
-            n_async=self.rl.n_async // size * size,
+            n_async=n_async,
             n_batch=self.rl.n_batch,
-            queue_capacity=self.rl.queue_capacity // size * size,
+            queue_capacity=(self.rl.n_async + self.rl.queue_capacity) // size * size - n_async,
             group_size=size,
             handover=Handover.KEEP if self.rl.max_staleness is None else Handover.BOUNDED,
             max_staleness=self.rl.max_staleness or 0,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_magistral.data.pass_rates import read_pass_rates
-from megatron_magistral.data.schema import BadRow, read_rows, write_rows
+from megatron_magistral.data.schema import BadRow, each_row, read_rows, write_rows
 from megatron_magistral.data.traces import (
     Instruction,
     Sample,
@@ -21,6 +22,7 @@ from megatron_magistral.data.traces import (
     mix,
     select_traces,
 )
+from megatron_magistral.jsonl import lines_from_end
 from megatron_magistral.run_folder import RunFolder
 
 BAD_INPUT = 2
@@ -69,15 +71,14 @@ def traces(
     A run keeps `rl.keep_samples` completions of each step: for many traces set it to rl.n_batch.
     """
     folder = RunFolder(run)
-    samples = _read(folder.samples, Sample, _sample_fault)
     instructions = _read(general, Instruction, _instruction_fault) if general is not None else ()
     if from_step is None:
-        from_step = round(EARLY_SHARE * (1 + max(sample.step for sample in samples)))
+        from_step = round(EARLY_SHARE * (1 + _last_step(folder.samples)))
     try:
         settings = SelectionSettings(
             from_step, min_tokens, max_per_problem, hard_below, copies_of_hard, seed
         )
-        selection = select_traces(samples, _pass_rates(folder), settings)
+        selection = select_traces(_each_sample(folder.samples), _pass_rates(folder), settings)
         share = general_share if general is not None else 0.0
         rows = mix(selection.traces, instructions, share, seed)
     except ValueError as error:
@@ -91,6 +92,31 @@ def traces(
     except OSError as error:
         _refuse(f"--out {out}: cannot be written: {error.strerror}")
     _print(selection, len(rows) - len(selection.traces), Console())
+
+
+def _last_step(path: Path) -> int:
+    """Samples are in the order of their steps."""
+    decode = msgspec.json.Decoder(Sample).decode
+    try:
+        for _, line in lines_from_end(path):
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                return decode(line).step
+    except OSError as error:
+        _refuse(f"{path}: cannot be read: {error.strerror}")
+    num_bad = sum(1 for _ in _each_sample(path))  # says what is wrong with them
+    assert num_bad == 0, "a row that can be read has a step"
+    _refuse(f"{path}: holds no usable row")
+
+
+def _each_sample(path: Path) -> Iterator[Sample]:
+    try:
+        for row in each_row(path, Sample, _sample_fault):
+            if isinstance(row, BadRow):
+                _report([row])
+            else:
+                yield row
+    except OSError as error:
+        _refuse(f"{path}: cannot be read: {error.strerror}")
 
 
 def _pass_rates(folder: RunFolder) -> dict[str, float]:

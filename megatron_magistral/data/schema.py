@@ -6,7 +6,7 @@ what is wrong with it, reading goes on, and the caller gets the counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -69,11 +69,26 @@ def read_rows(
     fault: Callable[[Row], str | None],
     unique_id: Callable[[Row], str | None] = lambda row: None,
 ) -> Rows[Row]:
-    """Read rows of any type. `fault` says what is wrong with one whose types are right; ids are
-    unique in a file, None is none. Raises FileNotFoundError, never for a bad row."""
-    decoder = msgspec.json.Decoder(row_type)
+    """Read rows of any type, as `each_row`."""
     rows: list[Row] = []
     bad: list[BadRow] = []
+    for row in each_row(path, row_type, fault, unique_id):
+        if isinstance(row, BadRow):
+            bad.append(row)
+        else:
+            rows.append(row)
+    return Rows(tuple(rows), tuple(bad))
+
+
+def each_row(
+    path: Path,
+    row_type: type[Row],
+    fault: Callable[[Row], str | None],
+    unique_id: Callable[[Row], str | None] = lambda row: None,
+) -> Iterator[Row | BadRow]:
+    """The rows of a file, one after the other. `fault` says what is wrong with one whose types are
+    right; ids are unique in a file, None is none. Raises FileNotFoundError, never for a bad row."""
+    decoder = msgspec.json.Decoder(row_type)
     first_line: dict[str, int] = {}
     with path.open("rb") as file:
         for line, raw in enumerate(file, start=1):
@@ -82,7 +97,7 @@ def read_rows(
             try:
                 row = decoder.decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                bad.append(BadRow(path, line, str(error)))
+                yield BadRow(path, line, str(error))
                 continue
             reason = fault(row)
             row_id = unique_id(row)
@@ -90,11 +105,7 @@ def read_rows(
                 seen = first_line.setdefault(row_id, line)
                 if seen != line:
                     reason = f"id {row_id!r} was already used on line {seen}; ids must be unique"
-            if reason is None:
-                rows.append(row)
-            else:
-                bad.append(BadRow(path, line, reason))
-    return Rows(tuple(rows), tuple(bad))
+            yield row if reason is None else BadRow(path, line, reason)
 
 
 def _problem_fault(problem: Problem) -> str | None:

@@ -9,9 +9,11 @@ Pure: rows in, rows out.
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -75,63 +77,84 @@ class Selection:
 
 
 def select_traces(
-    samples: Sequence[Sample], pass_rates: Mapping[str, float], settings: SelectionSettings
+    samples: Iterable[Sample], pass_rates: Mapping[str, float], settings: SelectionSettings
 ) -> Selection:
     """The traces to imitate, by problem in the order of the samples. Deterministic by seed.
 
-    `pass_rates` has a share for every problem of `samples`, or the samples themselves tell it.
+    Samples are looked at once, and only those are kept that may become traces: a run has more of
+    them than fit into memory. `pass_rates` has a share for every problem of `samples`, or the
+    samples themselves tell it.
     """
     counts: Counter[str] = Counter()
-    found: dict[str, dict[str, Sample]] = defaultdict(dict)
-    for sample in samples:
-        fate = _fate(sample, found[sample.problem], settings)
-        counts[fate] += 1
+    tried, solved = Counter[str](), Counter[str]()
+    found: dict[str, _Kept] = defaultdict(lambda: _Kept(settings.max_per_problem))
+    for order, sample in enumerate(samples):
+        tried[sample.problem] += 1
+        solved[sample.problem] += sample.solved
+        fate = _fate(sample, settings)
         if fate == KEPT:
-            found[sample.problem][sample.response] = sample
-    rates = sample_rates(samples) | dict(pass_rates)
+            rank = _rank(sample, settings.seed)
+            fate = found[sample.problem].offer(rank, order, sample)
+        counts[fate] += 1
     traces: list[Trace] = []
     copies = 0
-    for problem, responses in found.items():
-        chosen = _choose(problem, list(responses.values()), settings)
-        counts[ABOVE_CAP] += len(responses) - len(chosen)
-        times = settings.copies_of_hard if rates[problem] < settings.hard_below else 1
+    for problem, kept in found.items():
+        chosen = kept.chosen()
+        counts[KEPT] += len(chosen)
+        counts[ABOVE_CAP] += kept.num_different - len(chosen)
+        rate = pass_rates.get(problem, solved[problem] / tried[problem])
+        times = settings.copies_of_hard if rate < settings.hard_below else 1
         copies += len(chosen) * (times - 1)
         traces += [Trace(s.problem, s.statement, s.response) for s in chosen for _ in range(times)]
-    counts[KEPT] -= counts[ABOVE_CAP]
-    return Selection(
-        tuple(traces), {"samples": len(samples), **{f: counts[f] for f in FATES}, COPIES: copies}
-    )
+    fates = {fate: counts[fate] for fate in FATES}
+    return Selection(tuple(traces), {"samples": tried.total(), **fates, COPIES: copies})
 
 
 UNSOLVED, EARLY, SHORT, REPEATED = "not solved", "of an early step", "short", "repeated"
 ABOVE_CAP, KEPT, COPIES = "beyond the cap of their problem", "kept", "copies of hard problems"
 FATES = (UNSOLVED, EARLY, SHORT, REPEATED, ABOVE_CAP, KEPT)
+OFFERED = "offered"  # whether it is kept is known at the end
 
 
-def _fate(sample: Sample, before: Mapping[str, Sample], settings: SelectionSettings) -> str:
+def _fate(sample: Sample, settings: SelectionSettings) -> str:
     if not sample.solved:
         return UNSOLVED
     if sample.step < settings.from_step:
         return EARLY
-    if sample.num_tokens < settings.min_tokens:
-        return SHORT
-    return REPEATED if sample.response in before else KEPT
+    return SHORT if sample.num_tokens < settings.min_tokens else KEPT
 
 
-def _choose(problem: str, samples: list[Sample], settings: SelectionSettings) -> list[Sample]:
-    """At most max_per_problem of them, at random, in their order."""
-    if len(samples) <= settings.max_per_problem:
-        return samples
-    rng = random.Random(f"{settings.seed}/{problem}")
-    places = sorted(rng.sample(range(len(samples)), settings.max_per_problem))
-    return [samples[place] for place in places]
+def _rank(sample: Sample, seed: int) -> bytes:
+    """A random number that is a function of the response, so that equal ones have the same."""
+    text = f"{seed}/{sample.problem}/{sample.response}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def sample_rates(samples: Sequence[Sample]) -> dict[str, float]:
-    """Share of the samples that were solved, by problem."""
-    tried = Counter(sample.problem for sample in samples)
-    solved = Counter(sample.problem for sample in samples if sample.solved)
-    return {problem: solved[problem] / count for problem, count in tried.items()}
+class _Kept:
+    """Of the different responses to one problem, `most` at random: those of the highest ranks."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._ranks: set[bytes] = set()
+        self._heap: list[tuple[bytes, int, Sample]] = []
+
+    @property
+    def num_different(self) -> int:
+        return len(self._ranks)
+
+    def offer(self, rank: bytes, order: int, sample: Sample) -> str:
+        if rank in self._ranks:
+            return REPEATED
+        self._ranks.add(rank)
+        if len(self._heap) < self._most:
+            heapq.heappush(self._heap, (rank, order, sample))
+        else:
+            heapq.heappushpop(self._heap, (rank, order, sample))
+        return OFFERED
+
+    def chosen(self) -> list[Sample]:
+        """In the order in which they were offered."""
+        return [sample for _, _, sample in sorted(self._heap, key=lambda item: item[1])]
 
 
 def mix(

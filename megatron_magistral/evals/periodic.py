@@ -38,6 +38,7 @@ class PeriodicEvaluation:
         self._pool, self._evaluate, self._record = pool, evaluate, record
         self._every_steps = every_steps
         self._task: asyncio.Task[None] | None = None
+        self._has_failed = asyncio.Event()
         self.outcomes: Counter[EvaluationOutcome] = Counter()
 
     def weights_changed(self, version: int) -> None:
@@ -48,9 +49,14 @@ class PeriodicEvaluation:
             self.outcomes[EvaluationOutcome.SKIPPED] += 1
             log.warning("version %d is not evaluated: an earlier one still is", version)
             return
-        if self._task is not None:
-            self._task.result()  # a failure that was not of an engine is not passed over
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._look)
+
+    async def watch(self) -> None:
+        """For ever, but for a failure that is not of an engine: it is raised as soon as it comes,
+        since the run would meet it too."""
+        await self._has_failed.wait()
+        await self.finish()
 
     async def finish(self) -> None:
         """Wait for the evaluation that goes on.
@@ -68,6 +74,10 @@ class PeriodicEvaluation:
 
     def metrics(self) -> dict[str, float]:
         return {f"evaluations_{o}_total": float(self.outcomes[o]) for o in EvaluationOutcome}
+
+    def _look(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._has_failed.set()
 
     async def _run(self) -> None:
         try:

@@ -39,7 +39,9 @@ class Violation(StrEnum):
     UNFIT = "unfit"
     """Trained although it was dropped, failed, or not graded whole."""
     TOO_OLD = "too old"
-    """Trained after the step that it was due in."""
+    """Trained after the step that it was due in, or with tokens from before its admission."""
+    TOO_NEW = "too new"
+    """Trained with tokens of weights that there were not yet."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,20 @@ def _groups(history: _History) -> Iterator[Finding]:
         if admitted is not None and admitted.due is not None and step > admitted.due:
             detail = f"group {ordinal} was due in step {admitted.due}, and trained in step {step}"
             yield Finding(Violation.TOO_OLD, detail)
+        if admitted is not None and closed is not None and closed.versions[0] >= 0:
+            yield from _tokens(admitted, closed, step)
+
+
+def _tokens(admitted: Admitted, closed: Closed, step: int) -> Iterator[Finding]:
+    """Weights that sampled a group are those of its admission or later ones, up to those that were
+    trained when it was its turn."""
+    oldest, newest = closed.versions
+    has = f"group {closed.ordinal} has tokens of version"
+    if oldest < admitted.version:
+        detail = f"{has} {oldest}, and was admitted under version {admitted.version}"
+        yield Finding(Violation.TOO_OLD, detail)
+    if newest > step:
+        yield Finding(Violation.TOO_NEW, f"{has} {newest}, and was trained in step {step}")
 
 
 def _rows(history: _History) -> Iterator[Row]:

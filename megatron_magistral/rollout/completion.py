@@ -33,6 +33,12 @@ class ChunkMeta(msgspec.Struct):
     # (log-probability, token id, text) of every token of this chunk
     output_token_logprobs: list[tuple[float, int, Any]] = []
     weight_versions: list[ChunkSpan] | None = None
+    # tokens of the response so far, whether or not their log-probabilities came
+    completion_tokens: int | None = None
+
+    @property
+    def is_abort(self) -> bool:
+        return self.finish_reason is not None and self.finish_reason.type == FinishReason.ABORT
 
 
 class ChunkError(msgspec.Struct):
@@ -131,7 +137,8 @@ class CompletionBuilder:
         """Take one chunk and return what it brought.
 
         Raises:
-            ValueError: the spans that the last chunk reports are not sound.
+            ValueError: a token has no log-probability, or the spans that the last chunk reports
+                are not sound.
         """
         new = NewTokens(
             start=len(self._output_ids),
@@ -143,6 +150,12 @@ class CompletionBuilder:
         self._logprobs += new.logprobs
         if new.ids:
             self._spans.append(Span(new.version, new.start, len(self._output_ids)))
+        num_new = len(self._output_ids) - self._num_resumed
+        if meta.completion_tokens not in (None, num_new) and not meta.is_abort:
+            raise ValueError(
+                f"{meta.completion_tokens} tokens were sampled, {num_new} came with a "
+                "log-probability"
+            )
         self.finish = meta.finish_reason
         if self.finish is not None and meta.weight_versions is not None:
             self._spans = list(self._reported_spans(meta.weight_versions))

@@ -10,11 +10,11 @@ again, then generation goes on with every group where it was (see `ledger.py`).
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
@@ -22,7 +22,8 @@ from megatron_magistral.algorithm.batch import make_batch
 from megatron_magistral.algorithm.entropy import EntropyController
 from megatron_magistral.config import Config
 from megatron_magistral.data.pass_rates import PassRates
-from megatron_magistral.metrics import MetricsWriter, keep_rows, read_rows
+from megatron_magistral.jsonl import drop_last_rows, read_rows
+from megatron_magistral.metrics import MetricsWriter
 from megatron_magistral.prompts import render_prompt
 from megatron_magistral.rollout.completion import NewTokens
 from megatron_magistral.rollout.desk import Desk
@@ -31,6 +32,7 @@ from megatron_magistral.rollout.evaluator import Evaluator
 from megatron_magistral.rollout.events import Outcome, Taken, Trained
 from megatron_magistral.rollout.generator import SamplingSettings
 from megatron_magistral.rollout.journal import Journal
+from megatron_magistral.rollout.kv_budget import KvLimits
 from megatron_magistral.rollout.ledger import Restored
 from megatron_magistral.rollout.pipeline import Grader, Pipeline
 from megatron_magistral.rollout.prometheus import RunExposition
@@ -62,10 +64,12 @@ class Controller:
         train: Sequence[Problem],
         held_out: Sequence[Problem],
         later: Sequence[LaterStage] = (),
+        *,
+        verifier_metrics: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         assert config.rl is not None
         self._config, self._rl, self._run = config, config.rl, run
-        self._pool = pool
+        self._pool, self._verifier_metrics = pool, verifier_metrics
         self._graders = (grade, *(stage.grade for stage in later))
         self._tokenizer, self._template = tokenizer, template
         problems = (train, *(stage.problems for stage in later))
@@ -81,7 +85,8 @@ class Controller:
         )
         self._entropy = self._entropy_before(0)
         self._exposition = RunExposition(
-            lambda: live_metrics(self._queue, pool), lambda: pool.statuses
+            lambda: {**live_metrics(self._queue, pool), **verifier_metrics()},
+            lambda: pool.statuses,
         )
         self._metrics: MetricsWriter | None = None
         self._rollout_metrics: dict[str, float] = {}
@@ -104,9 +109,12 @@ class Controller:
                     self._say("waiting for the first weights")
                     restored = await self._restore((await desk.started()).next_step)
                     desk.go_on()
-                    generating = self._generate(desk, restored)
                     await first_to_end(
-                        desk.finished(), generating, self._recorder.serve(), self._stop(desk)
+                        desk.finished(),
+                        self._generate(desk, restored),
+                        self._recorder.serve(),
+                        self._evaluator.watch(),
+                        self._stop(desk),
                     )
                 await self._evaluator.finish()
                 self._say("evaluating after RL")
@@ -118,8 +126,10 @@ class Controller:
         """Everything as it was for trainers that go on with `step`; drops what was recorded beyond
         it."""
         await self._evaluator.cancel()
-        restored = await self._recorder.restore(step, self._problems)
+        bound = self._rl.max_staleness
+        restored = await self._recorder.restore(step, self._problems, bound)
         self._stages.restore(restored.step, restored.how)
+        self._pool.kv.set_limits(kv_limits(self._stages.config))
         self._queue, self._pipeline = self._rollout()
         self._queue.restore(
             restored.step,
@@ -132,7 +142,7 @@ class Controller:
             ],
         )
         self._queue.outcomes.update(restored.outcomes)
-        keep_rows(self._run.samples, lambda row: row["step"] < step)
+        drop_last_rows(self._run.samples, lambda row: row["step"] >= step)
         if self._metrics is not None:
             self._metrics.close()
         self._metrics = MetricsWriter(self._run.root, "rl", step)
@@ -229,6 +239,7 @@ class Controller:
     async def _next_batch(self, step: int) -> Batch:
         if step > 0 and self._stages.step_trained(step - 1, self._queue.next_ordinal):
             self._say(f"reinforcement learning, stage {self._stages.index}")
+        self._pool.kv.set_limits(kv_limits(self._stages.config))
         await self._queue.set_limits(queue_limits(self._stages.config))
         is_repeated = self._queue.num_repeated > 0
         groups = await self._queue.take()
@@ -248,6 +259,7 @@ class Controller:
             **batch_metrics(
                 batch, self._pipeline.stats, self._queue, self._pool, self._rl.microbatch_tokens
             ),
+            **self._verifier_metrics(),
             **self._stages.metrics(),
             **self._entropy.metrics(self._settings.eps_high),
             **self._evaluator.metrics(),
@@ -265,10 +277,10 @@ class Controller:
             self._entropy = self._entropy.observe(trainer_metrics["entropy"])
 
     def _write_samples(self, groups: Sequence[Group], step: int) -> None:
-        with self._run.samples.open("a", encoding="utf-8") as file:
+        encode = msgspec.json.Encoder().encode
+        with self._run.samples.open("ab") as file:
             for group, member in spread(groups, self._rl.keep_samples):
-                row = sample_row(group, step, member)
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.write(encode(sample_row(group, step, member)) + b"\n")
 
 
 def queue_limits(config: Config) -> QueueLimits:
@@ -282,6 +294,12 @@ def queue_limits(config: Config) -> QueueLimits:
         max_staleness=config.rl.max_staleness,
         max_barren_groups=MAX_BARREN_BATCHES * config.rl.groups_per_batch,
     )
+
+
+def kv_limits(config: Config) -> KvLimits:
+    """Of the stage that `config` describes."""
+    assert config.rl is not None
+    return KvLimits(config.rl.kv_budget_tokens, config.rl.kv_reserve)
 
 
 async def first_to_end(

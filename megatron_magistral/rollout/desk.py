@@ -26,6 +26,7 @@ it asks again. A rank says how often it has done so in this step (`updates`).
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -57,6 +58,8 @@ class Handout:
     batch: asyncio.Task[Batch] | None = None
     num_updates: int = 0
     is_handed_out: bool = False
+    encoded: dict[int, bytes] = field(default_factory=dict)
+    """By rank: every process of a replica asks for the same."""
 
 
 @dataclass
@@ -236,23 +239,35 @@ class Desk:
         assert handout.batch is not None
         batch = await asyncio.shield(handout.batch)
         handout.is_handed_out = True
-        return web.Response(body=msgspec.msgpack.encode(share(batch, rank)))
+        if rank not in handout.encoded:
+            handout.encoded[rank] = msgspec.msgpack.encode(share(batch, rank))
+        return web.Response(body=handout.encoded[rank])
 
     def _may_republish(self) -> bool:
         pause_s = time.monotonic() - self._republished_at
         return self._pool.is_open and self._pool.wants_update and pause_s > REPUBLISH_PAUSE_S
 
     def _notice_failure(self, batch: asyncio.Task[Batch]) -> None:
-        error = None if batch.cancelled() else batch.exception()
-        if error is not None and not self._finished.done():
+        if not batch.cancelled() and (error := batch.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """The run ends with this, and not with a trainer that was answered a 500."""
+        if not self._finished.done():
             self._finished.set_exception(error)
 
     async def _trained(self, request: web.Request) -> web.Response:
         step = int(request.match_info["step"])
         if step != self._step:
             raise web.HTTPConflict(text=f"step {self._step} is being trained, not step {step}")
-        metrics = msgspec.json.decode(await request.read(), type=dict[str, float])
-        self._on_trained(step, metrics)
+        metrics = msgspec.json.decode(await request.read(), type=dict[str, float | None])
+        # JSON knows no inf and no nan, which a step that was skipped may have for a loss.
+        numbers = {name: math.nan if value is None else value for name, value in metrics.items()}
+        try:
+            self._on_trained(step, numbers)
+        except OSError as error:  # a disk that is full, most likely
+            self._fail(error)
+            raise
         async with self._turn:
             self._step, self._handout = step + 1, Handout()
             self._turn.notify_all()

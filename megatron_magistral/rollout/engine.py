@@ -221,6 +221,18 @@ class EngineControl:
         """The resolved arguments, SGLang's version and the scheduler's internal state."""
         return await self._call(Phase.INFO, "GET", "/server_info", None, self.timeouts.info_s)
 
+    async def kv_cache_tokens(self) -> int:
+        """What the server's KV cache holds.
+
+        Raises:
+            EngineRefused: the server does not say.
+        """
+        start = time.monotonic()
+        info = await self.server_info()
+        if "max_total_num_tokens" not in info:
+            raise self._refused(Phase.INFO, start, "no max_total_num_tokens in /server_info")
+        return int(info["max_total_num_tokens"])
+
     async def weight_version(self) -> int:
         """Version of the weights that the server holds; -1 for those it loaded from disk."""
         start = time.monotonic()

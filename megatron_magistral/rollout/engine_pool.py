@@ -5,8 +5,9 @@ request that begins after an update reuses a prefix that older weights computed:
 policy version as its cache salt, and for those that wait in an engine its plugin sees to that.
 
 Only healthy engines get requests. What an engine had sampled when it broke is kept: the request
-goes on from there on another one. An engine that missed a request is asked for a sign of life; a
-dead one is restarted, so often and no oftener, and gets nothing before its first full update.
+goes on from there on another one. An engine that missed a request, or answered what cannot be, is
+asked for a sign of life; a dead one is restarted, so often and no oftener, and gets nothing before
+its first full update.
 
 An engine can be pinned to the version that it holds, to evaluate that: it gets no updates and no
 other requests meanwhile, and the others go on.
@@ -15,6 +16,7 @@ other requests meanwhile, and the others go on.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -25,6 +27,7 @@ from megatron_magistral.rollout.completion import NewTokens
 from megatron_magistral.rollout.engine import EngineError
 from megatron_magistral.rollout.engine_state import EngineEvent, EngineState, EngineStatus
 from megatron_magistral.rollout.generator import GenerationInterrupted, SamplingSettings
+from megatron_magistral.rollout.kv_budget import Demand, KvBudget, Lease
 from megatron_magistral.rollout.loads import Loads
 from megatron_magistral.rollout.pool_parts import (
     Engine,
@@ -32,6 +35,7 @@ from megatron_magistral.rollout.pool_parts import (
     Pin,
     PinLost,
     PoolSettings,
+    announced_alone,
     restarted_elsewhere,
 )
 from megatron_magistral.types import Completion
@@ -57,6 +61,8 @@ class EnginePool:
         self._restart = restart
         self._engines: dict[str, Engine] = {}
         self.loads = Loads()
+        self.kv = KvBudget()
+        self._turn, self._pinned_turn = asyncio.Lock(), asyncio.Lock()
         self._examining: dict[str, asyncio.Task[None]] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._pin: Pin | None = None
@@ -64,7 +70,7 @@ class EnginePool:
         self._gate = asyncio.Event()
         self._available = asyncio.Event()
         self.statuses: dict[str, EngineStatus] = {}
-        self.version = -1
+        self.version = self._announced = -1
         self.wants_update = False
         self.num_lost_updates = 0
         self.num_retried = 0
@@ -108,26 +114,37 @@ class EnginePool:
         Raises:
             NoEngineLeft: within the bounds no engine could finish it.
         """
+        failure = ""
+        announced = functools.partial(announced_alone, on_tokens, lambda: self._announced)
         for _ in range(self._settings.max_tries):
-            engine = await self._choose()
-            version = self.version
+            demand = _demand(prompt_ids, sampling, partial)
+            lease = await self._place(demand, self._turn, self._usable)
+            engine, version = self._engines[lease.engine], self.version
             try:
-                with self.loads.one_more(engine.name):
+                with lease, self.loads.one_more(engine.name):
                     completion = await engine.generate(
                         prompt_ids,
                         sampling,
                         cache_salt=f"v{version}",
                         partial=partial,
-                        on_tokens=on_tokens,
+                        on_tokens=lease.counting(announced(engine.name)),
                     )
                 if self._is_sound(engine, completion, partial, version):
                     return completion
-            except GenerationInterrupted as error:
-                if self._is_sound(engine, error.partial, partial, version):
+                failure = f"engine {engine.name} sampled with other weights"
+                self.wants_update = True  # it lives, and nobody else will ask for one
+            except EngineError as error:
+                if isinstance(error, GenerationInterrupted) and self._is_sound(
+                    engine, error.partial, partial, version
+                ):
                     partial = error.partial
                 self._missed(engine, str(error))
+                failure = str(error)
             self.num_retried += 1
-        raise NoEngineLeft(f"{self._settings.max_tries} tries of one request: {self.describe()}")
+        raise NoEngineLeft(
+            f"{self._settings.max_tries} tries of one request, the last: {failure}; now "
+            f"{self.describe()}"
+        )
 
     @asynccontextmanager
     async def pinned(self) -> AsyncIterator[Pin]:
@@ -160,15 +177,23 @@ class EnginePool:
         Raises:
             PinLost: its engine broke, or other weights got into the completion.
         """
-        if pin != self._pin:
-            raise PinLost(f"{pin.engine} is no longer kept at version {pin.version}")
+
+        async def pinned() -> list[str]:
+            if pin != self._pin:
+                raise PinLost(f"{pin.engine} is no longer kept at version {pin.version}")
+            return [pin.engine]
+
+        lease = await self._place(_demand(prompt_ids, sampling), self._pinned_turn, pinned)
         engine = self._engines[pin.engine]
         try:
-            with self.loads.one_more(engine.name):
+            with lease, self.loads.one_more(engine.name):
                 completion = await engine.generate(
-                    prompt_ids, sampling, cache_salt=f"v{pin.version}"
+                    prompt_ids,
+                    sampling,
+                    cache_salt=f"v{pin.version}",
+                    on_tokens=lease.counting(None),
                 )
-        except GenerationInterrupted as error:
+        except EngineError as error:
             self._missed(engine, str(error))
             raise PinLost(f"{pin.engine}, kept at version {pin.version}: {error}") from error
         if any(span.version != pin.version for span in completion.spans):
@@ -181,6 +206,7 @@ class EnginePool:
     def close_gate(self, version: int) -> None:
         """Hold back new requests: an update to `version` begins, and must end within its bound."""
         self._gate.clear()
+        self._announced = version
         self.wants_update = False
         self._refresh()
         self._disarm()
@@ -191,7 +217,7 @@ class EnginePool:
     def open_gate(self, version: int, serving: Iterable[str] | None = None) -> None:
         """The engines named `serving`, or all, hold `version` now; others get no requests."""
         self._disarm()
-        self.version = version
+        self.version = self._announced = version
         chosen = set(self._engines if serving is None else serving)
         if self._pin and self._pin.engine in chosen:
             self._pin = None  # it was needed: no other engine could be updated
@@ -216,22 +242,38 @@ class EnginePool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _choose(self) -> Engine:
+    async def _place(
+        self, demand: Demand, turn: asyncio.Lock, usable: Callable[[], Awaitable[list[str]]]
+    ) -> Lease:
+        """A place on the least loaded of the `usable` engines that have room for the request.
+
+        First come, first served: a large request is not overtaken for ever by small ones.
+        """
+        async with turn:
+            while True:
+                roomy = [name for name in await usable() if self.kv.has_room(name, demand)]
+                if roomy:
+                    return self.kv.lease(self.loads.least(roomy), demand)
+                await self.kv.changed()
+
+    async def _usable(self) -> list[str]:
         try:
-            await asyncio.wait_for(self._available.wait(), self._settings.wait_s)
+            async with asyncio.timeout(self._settings.wait_s):
+                await self._available.wait()
         except TimeoutError:
             waited = f"no engine for {self._settings.wait_s:g} s"
             raise NoEngineLeft(f"{waited}: {self.describe()}") from None
         healthy = [name for name in self._healthy() if name not in self.pinned_engines]
         if not healthy:
             raise NoEngineLeft(f"every engine is beyond its restarts: {self.describe()}")
-        return self._engines[self.loads.least(healthy)]
+        return healthy
 
     def _healthy(self) -> list[str]:
         return [n for n, s in self.statuses.items() if s.state is EngineState.HEALTHY]
 
     def _refresh(self) -> None:
         """Let requests through, or wait: for the gate, or for an engine that may come back."""
+        self.kv.look_again()
         lost = bool(self.statuses) and all(map(self._is_given_up, self.statuses.values()))
         usable = set(self._healthy()) - set(self.pinned_engines)
         if self._gate.is_set() and (usable or lost):
@@ -254,15 +296,16 @@ class EnginePool:
     def _is_sound(
         self, engine: Engine, got: Completion, partial: Completion | None, version: int
     ) -> bool:
-        """Whether the new tokens come from `version` or later.
+        """Whether the new tokens come from `version` or a later one of ours.
 
-        If not, the server was restarted unnoticed and sampled with other weights.
+        If not, the server was restarted unnoticed, or others write to it: only an update helps.
         """
         num_kept = len(partial.output_ids) if partial else 0
-        older = [span for span in got.spans if span.end > num_kept and span.version < version]
-        if not older:
+        new = (span.version for span in got.spans if span.end > num_kept)
+        other = [each for each in new if not version <= each <= self._announced]
+        if not other:
             return True
-        why = f"sampled with version {older[0].version} when it was to hold {version}"
+        why = f"sampled with version {other[0]} when it was to hold {version}"
         self._note(engine.name, EngineEvent.DOUBTFUL, why)
         return False
 
@@ -344,3 +387,10 @@ class EnginePool:
         if self.statuses[name].state is not before.state:
             log.info("%s, was %s", self.statuses[name], before.state)
         self._refresh()
+
+
+def _demand(
+    prompt_ids: Sequence[int], sampling: SamplingSettings, partial: Completion | None = None
+) -> Demand:
+    num_done = len(partial.output_ids) if partial else 0
+    return Demand(len(prompt_ids), num_done, sampling.max_new_tokens)

@@ -62,13 +62,19 @@ class Evaluator:
         if 0 < version < self._last_version:  # these two are evaluated as a whole
             self._beside.weights_changed(version)
 
+    async def watch(self) -> None:
+        """Raise, as soon as it fails, what is no fault of an engine."""
+        await self._beside.watch()
+
     async def finish(self) -> None:
         """Wait for the evaluation that goes on."""
         await self._beside.finish()
+        self._checkpoints.release()
 
     async def cancel(self) -> None:
         """End the evaluation that goes on: what it is of is trained anew."""
         await self._beside.cancel()
+        self._checkpoints.release()
 
     def metrics(self) -> dict[str, float]:
         """Of the newest evaluation beside training; nothing where there are to be none."""
@@ -77,6 +83,8 @@ class Evaluator:
         return self._newest | self._beside.metrics()
 
     async def _pinned(self, pin: Pin) -> EvalReport:
+        # It may take longer than the newest checkpoints are kept, and this one may be the best.
+        self._checkpoints.hold(pin.version)
         # One engine's share of what all of them have in flight.
         concurrency = max(1, self._concurrency // self._num_replicas)
         generate = functools.partial(self._pool.generate_on, pin)
@@ -92,6 +100,7 @@ class Evaluator:
         if report.mean_reward is not None:
             self._newest["eval_mean_reward"] = report.mean_reward
         self._offer(version, report)
+        self._checkpoints.release()
 
     def _offer(self, version: int, report: EvalReport) -> None:
         """The checkpoint of the best version is kept."""

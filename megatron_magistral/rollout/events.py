@@ -67,6 +67,13 @@ class Admitted(Event, frozen=True):
         due = None if self.due is None else version + self.due - self.version
         return msgspec.structs.replace(self, version=version, due=due)
 
+    def due_under(self, max_staleness: int | None) -> int | None:
+        """When it is due in a run that goes on with this bound: no later than was promised, and no
+        later than if it had been admitted under the bound, or newer groups would overtake it for
+        ever. That may be in the past: then it comes before all that are in time."""
+        bounded = None if max_staleness is None else self.version + max_staleness
+        return min((due for due in (self.due, bounded) if due is not None), default=None)
+
 
 class Sampled(Event, frozen=True):
     """Tokens of one member from `start` on; what it had there before is no longer valid.

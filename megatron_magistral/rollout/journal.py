@@ -2,8 +2,10 @@
 
 <run>/journal/00000003.events    frames of <length><CRC-32><msgpack of an event>
 
-Records are on the disk when `sync` returns. A frame that was being written when a process died is
-cut off by the next one. Each process begins a segment of its own, and so does each compaction.
+Records are on the disk when `sync` returns. Each process begins a segment of its own, and so does
+each compaction. A write begins with a fence, and only after the write before it has reached the
+disk. So a frame that is not whole and has no fence after it was being written when a process died:
+the next process cuts it off. One that has a fence after it is damage, and an error that names it.
 
 What is no longer needed goes: once the groups of a segment have left for good, `compact` rewrites
 it without their tokens and rewards. Which groups there were, what became of them and when, stays.
@@ -12,7 +14,9 @@ it without their tokens and rewards. Which groups there were, what became of the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import mmap
 import os
 import struct
 import threading
@@ -39,6 +43,8 @@ MAX_SEGMENT_BYTES = 1 << 30
 SUFFIX = ".events"
 DRAFT = ".partial"
 _HEAD = struct.Struct("<II")
+FENCE = _HEAD.pack(0, 0x45434E46)
+"""In the place of a frame's head; no frame is empty."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyEvent)
@@ -58,6 +64,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._frames: deque[bytes] = deque()
+        self._unwritten = b""  # what a write that failed was to write
         self._writing = threading.Lock()
         self._compacting = threading.Lock()  # a thread goes on when its caller is cancelled
         self._segment = -1
@@ -72,9 +79,13 @@ class Journal:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._write()
-        os.close(self._descriptor)
-        self._descriptor = -1
+        try:
+            self._write()
+            with contextlib.suppress(OSError):  # all is there; what damages it later shows
+                os.write(self._descriptor, FENCE)
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def append(self, event: Event) -> None:
         """It will be on the disk after the next `sync`, or at the end. Takes no time."""
@@ -98,20 +109,26 @@ class Journal:
     def _write(self, begin_segment: bool = False) -> None:
         """What was appended, from any thread; a write that was begun is always ended."""
         with self._writing:
-            content = b"".join(self._frames.popleft() for _ in range(len(self._frames)))
-            try:
-                view = memoryview(content)
-                while view:
-                    view = view[os.write(self._descriptor, view) :]
-                if content:
-                    os.fsync(self._descriptor)
-            except OSError as error:
-                raise JournalError(
-                    f"{self._path()}: cannot be written: {error.strerror}"
-                ) from error
-            self._num_bytes += len(content)
+            frames = (self._frames.popleft() for _ in range(len(self._frames)))
+            self._unwritten = b"".join((self._unwritten, *frames))
+            if self._unwritten:
+                self._num_bytes += self._put(FENCE + self._unwritten)
+                self._unwritten = b""
             if begin_segment or self._num_bytes > MAX_SEGMENT_BYTES:
                 self._begin_segment()
+
+    def _put(self, content: bytes) -> int:
+        """Append all of it to the segment, or nothing; how many bytes. Raises JournalError."""
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._num_bytes)
+            raise JournalError(f"{self._path()}: cannot be written: {error.strerror}") from error
+        return len(content)
 
     def _begin_segment(self) -> None:
         if self._descriptor >= 0:
@@ -133,7 +150,8 @@ def frame(event: Event) -> bytes:
 
 
 def read_journal(folder: Path) -> Iterator[AnyEvent]:
-    """Every event, in order; the last segment may end in a frame that was not written whole.
+    """Every event, in order; the last segment may end in a frame that was not written whole, and
+    may be growing.
 
     Raises JournalError if a segment is damaged elsewhere.
     """
@@ -147,46 +165,70 @@ def segments_of(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
+class _Segment:
+    """The frames of a file as it was when this was made, up to the first that is not whole. `end`
+    is where the one begins that an iteration gave last and, after it, where all that is whole ends.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self.size = os.fstat(file.fileno()).st_size
+        self.end = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.end + _HEAD.size <= self.size:
+            head = self._file.read(_HEAD.size)
+            if head != FENCE:
+                length, checksum = _HEAD.unpack(head)
+                is_there = 0 < length <= self.size - self._file.tell()
+                content = self._file.read(length) if is_there else b""
+                # A crash of the machine may leave zeros, and the checksum of nothing is 0.
+                if not content or zlib.crc32(content) != checksum:
+                    return
+                yield content
+            self.end = self._file.tell()
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether what is not whole was being written last: no other write began after it."""
+        with mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ) as content:
+            return content.find(FENCE, self.end) < 0
+
+    def check(self, *, may_be_torn: bool) -> int:
+        """How many bytes at the end are not whole. Raises JournalError where that is damage."""
+        num_left = self.size - self.end
+        if num_left and not (may_be_torn and self.is_torn):
+            raise JournalError(
+                f"{self._path}: is damaged at byte {self.end} of {self.size}, in what was written "
+                f"whole. `truncate --size={self.end}` gives up what follows there; segments after "
+                "it must then go too, and `magistral resume` says from which step a run can go on"
+            )
+        return num_left
+
+
 def _read(path: Path, *, may_be_torn: bool) -> Iterator[AnyEvent]:
     with path.open("rb") as file:
-        while True:
-            offset = file.tell()
-            content = _next_frame(file)
-            if content is None:
-                break
+        segment = _Segment(path, file)
+        for content in segment:
             try:
                 yield _decoder.decode(content)
             except msgspec.MsgspecError as error:
-                raise JournalError(f"{path}: the record at byte {offset}: {error}") from error
-        if not may_be_torn and offset != path.stat().st_size:
-            raise JournalError(f"{path}: is damaged at byte {offset} of {path.stat().st_size}")
-
-
-def _next_frame(file: BinaryIO) -> bytes | None:
-    """The content of the next frame, or None if none is whole."""
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        return None
-    length, checksum = _HEAD.unpack(head)
-    content = file.read(length)
-    # A crash of the machine may leave zeros, and the checksum of nothing is 0.
-    is_whole = length > 0 and len(content) == length and zlib.crc32(content) == checksum
-    return content if is_whole else None
+                raise JournalError(f"{path}: the record at byte {segment.end}: {error}") from error
+        segment.check(may_be_torn=may_be_torn)
 
 
 def _recover(folder: Path) -> None:
-    """Remove drafts; cut the last segment after its last whole frame."""
+    """Remove drafts; cut the last segment after its last whole frame. Raises JournalError."""
     for draft in folder.glob(f"*{DRAFT}"):
         draft.unlink()
     for path in segments_of(folder)[-1:]:
-        end = 0
         with path.open("rb+") as file:
-            while _next_frame(file) is not None:
-                end = file.tell()
-            size = path.stat().st_size
-            if end < size:
-                log.warning("%s: its last %d bytes were not written whole", path, size - end)
-                file.truncate(end)
+            segment = _Segment(path, file)
+            for _ in segment:
+                pass
+            if num_bytes := segment.check(may_be_torn=True):
+                log.warning("%s: its last %d bytes were not written whole", path, num_bytes)
+                file.truncate(segment.end)
                 os.fsync(file.fileno())
 
 

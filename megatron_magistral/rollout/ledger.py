@@ -196,8 +196,10 @@ class Ledger:
             case Trained():
                 pass  # a checkpoint says what is trained
 
-    def restore(self, step: int, problems: Mapping[str, Problem]) -> Restored:
-        """Where the rollout goes on when trainers go on with `step`.
+    def restore(
+        self, step: int, problems: Mapping[str, Problem], max_staleness: int | None = None
+    ) -> Restored:
+        """Where the rollout goes on when trainers go on with `step`, under the bound `rl` has now.
 
         Raises LedgerError if a step before it was never handed out, or a problem is not there.
         """
@@ -220,8 +222,10 @@ class Ledger:
             next_ordinal=max(self._groups, default=-1) + 1,
             generate_from=max(step, self._version),
             repeated=tuple(self._batch_of(each, problems) for each in later),
-            waiting=tuple((_finished(g, problems), g.admitted.due) for g in waiting),
-            unfinished=tuple(_open(g, problems) for g in unfinished),
+            waiting=tuple(
+                (_finished(g, problems), g.admitted.due_under(max_staleness)) for g in waiting
+            ),
+            unfinished=tuple(_open(g, problems, max_staleness) for g in unfinished),
             outcomes=self._outcomes(step),
         )
 
@@ -303,13 +307,13 @@ def _finished(group: _Group, problems: Mapping[str, Problem]) -> Group:
     return Group(group.admitted.ordinal, _problem_of(group, problems), tuple(members))
 
 
-def _open(group: _Group, problems: Mapping[str, Problem]) -> OpenGroup:
+def _open(group: _Group, problems: Mapping[str, Problem], max_staleness: int | None) -> OpenGroup:
     admitted = group.admitted
     return OpenGroup(
         ordinal=admitted.ordinal,
         problem=_problem_of(group, problems),
         version=admitted.version,
-        due=admitted.due,
+        due=admitted.due_under(max_staleness),
         prompt_ids=admitted.prompt_ids,
         members=tuple(
             Member(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from megatron_magistral.rollout.completion import NewTokens
+from megatron_magistral.rollout.engine import EngineRefused, Phase
 from megatron_magistral.rollout.generator import SamplingSettings
 from megatron_magistral.types import Completion
 
@@ -68,6 +70,26 @@ class PinLost(RuntimeError):
 
 class NoEngineLeft(RuntimeError):
     """No engine is left for a request; names all of them with what happened to each."""
+
+
+def announced_alone(
+    on_tokens: Callable[[NewTokens], None] | None, newest: Callable[[], int], engine: str
+) -> Callable[[NewTokens], None]:
+    """Calls `on_tokens`, but not with tokens of a version beyond the `newest` that was announced:
+    no trainer has it, so nobody could train them in time, or go on from them.
+
+    What it gives raises EngineRefused for these.
+    """
+    begin = time.monotonic()
+
+    def arrived(new: NewTokens) -> None:
+        if new.version > newest():
+            why = f"sampled with version {new.version}, the newest announced is {newest()}"
+            raise EngineRefused(engine, Phase.GENERATE, time.monotonic() - begin, why)
+        if on_tokens is not None:
+            on_tokens(new)
+
+    return arrived
 
 
 async def restarted_elsewhere(name: str) -> None:

@@ -101,8 +101,8 @@ class GroupQueue:
     async def set_limits(self, limits: QueueLimits) -> None:
         """Admit and hand over by these from now on. What is outstanding stays, also where it is
         more than the new limits would admit."""
+        self._limits = limits  # before anyone else runs: no group is admitted by the former ones
         async with self._changed:
-            self._limits = limits
             self._changed.notify_all()
 
     @property
@@ -212,10 +212,12 @@ class GroupQueue:
     def describe(self) -> str:
         """What the next batch waits for."""
         first = next((o for o in self._by_due() if o not in self._waiting), None)
+        due = None if first is None else self._due[first]
         return (
             f"step {self._step}: {len(self._waiting)} of {self._limits.groups_per_batch} groups "
             f"are ready, {len(self._due) - len(self._waiting)} are with generators and verifiers"
-            + ("" if first is None else f", first of them group {first}, due {self._due[first]}")
+            + ("" if first is None else f", first of them group {first}")
+            + ("" if due is None else f", due {due}")
         )
 
     async def _take_new(self) -> tuple[Group, ...]:

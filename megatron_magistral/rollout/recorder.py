@@ -79,13 +79,15 @@ class Recorder:
         self._append_tokens()
         self._journal.__exit__(*exception)
 
-    async def restore(self, step: int, problems: Mapping[str, Problem]) -> Restored:
-        """What the journal says of a run whose trainers go on with `step`.
+    async def restore(
+        self, step: int, problems: Mapping[str, Problem], max_staleness: int | None = None
+    ) -> Restored:
+        """What the journal says of a run whose trainers go on with `step`; see `Ledger.restore`.
 
         Raises JournalError or LedgerError.
         """
         await self.sync()
-        restored = await asyncio.to_thread(self._replay, step, problems)
+        restored = await asyncio.to_thread(self._replay, step, problems, max_staleness)
         self.record(Began(step, restored.how))
         await self.sync()
         return restored
@@ -147,13 +149,15 @@ class Recorder:
             await asyncio.sleep(TIDY_S)
             await self.tidy()
 
-    def _replay(self, step: int, problems: Mapping[str, Problem]) -> Restored:
+    def _replay(
+        self, step: int, problems: Mapping[str, Problem], max_staleness: int | None
+    ) -> Restored:
         ledger = Ledger()
         self._kept, self._taken, self._tidied = set(), {}, 0
         for event in read_journal(self._journal.folder):
             ledger.apply(event)
             self._note(event)
-        return ledger.restore(step, problems)
+        return ledger.restore(step, problems, max_staleness)
 
     def _note(self, event: AnyEvent) -> None:
         match event:

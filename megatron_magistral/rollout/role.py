@@ -16,21 +16,26 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import load
 from megatron_magistral.data.datasets import Datasets, dataset_paths, harder_problems
-from megatron_magistral.prompts import load_template, longest_prompt, render_prompt
+from megatron_magistral.jsonl import DamagedRows
+from megatron_magistral.prompt_room import longest_prompt
+from megatron_magistral.prompts import load_template, render_prompt
 from megatron_magistral.restart_requests import AskForRestart, RestartRequests
 from megatron_magistral.rewards.language import LanguageIdentifier, fasttext_identifier
 from megatron_magistral.rewards.settings import RewardSettings
 from megatron_magistral.rollout.controller import Controller
+from megatron_magistral.rollout.engine import EngineError
 from megatron_magistral.rollout.engine_pool import EnginePool, NoEngineLeft, PoolSettings
 from megatron_magistral.rollout.generator import Generator
 from megatron_magistral.rollout.grader import RewardGrader
 from megatron_magistral.rollout.journal import JournalError
+from megatron_magistral.rollout.kv_budget import CacheTooSmall, check_caches
 from megatron_magistral.rollout.ledger import LedgerError
 from megatron_magistral.rollout.queue import NothingToLearn
 from megatron_magistral.rollout.sglang_server import ModelLimits
-from megatron_magistral.rollout.stages import LaterStage
-from megatron_magistral.run_folder import RunFolder
+from megatron_magistral.rollout.stages import LaterStage, NoProblemsLeft
+from megatron_magistral.run_folder import RunBusy, RunFolder
 from megatron_magistral.signals import SIGNAL_BASE
+from megatron_magistral.trainer.checkpoint_files import CheckpointError
 from megatron_magistral.types import Problem
 from megatron_magistral.weights.architecture import read_architecture
 from verifier_sandbox.client import VerifierClient, VerifiersDown
@@ -38,7 +43,10 @@ from verifier_sandbox.client import VerifierClient, VerifiersDown
 log = logging.getLogger(__name__)
 
 FAILED = 1
-EXPECTED = (JournalError, LedgerError, NoEngineLeft, NothingToLearn, VerifiersDown)
+EXPECTED = (
+    *(CacheTooSmall, CheckpointError, DamagedRows, EngineError, JournalError, LedgerError),
+    *(NoEngineLeft, NoProblemsLeft, NothingToLearn, RunBusy, VerifiersDown),
+)
 
 
 async def control(
@@ -55,15 +63,15 @@ async def control(
     limits = ModelLimits(arch.vocab_size, arch.max_position_embeddings)
     template = load_template(config.data.prompt_file)
     datasets = Datasets.read(dataset_paths(config, run))
-    room = longest_prompt(
-        limits.context_length, config.rl.microbatch_tokens, config.longest_completion
-    )
+    room = longest_prompt(config, limits.context_length).num_tokens
 
     def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
     async with AsyncExitStack() as stack:
         engines = await ready_engines(stack, config, limits, urls, decode)
+        if (budget_tokens := largest_kv_budget(config)) is not None:
+            await check_caches(engines, budget_tokens)
         verifiers = verifier_client(config, verifier_addresses)
         stack.push_async_callback(verifiers.close)
         identifier = fasttext_identifier()
@@ -87,6 +95,7 @@ async def control(
                 )
                 for index, problems in enumerate(harder_problems(config, datasets.train), start=1)
             ],
+            verifier_metrics=verifiers.metrics,
         )
         await controller.run(host, port)
 
@@ -108,6 +117,13 @@ async def ready_engines(
     ]
     await asyncio.gather(*(e.wait_ready(config.generator.start_timeout_s) for e in engines))
     return engines
+
+
+def largest_kv_budget(config: Config) -> int | None:
+    """Of all stages; None where none has one."""
+    stages = (config.at_stage(index).rl for index in range(config.num_rl_stages))
+    budgets = [rl.kv_budget_tokens for rl in stages if rl is not None]
+    return max((budget for budget in budgets if budget is not None), default=None)
 
 
 def verifier_client(config: Config, addresses: Sequence[str]) -> VerifierClient:
@@ -206,22 +222,22 @@ def main(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
     folder = RunFolder(run)
-    with folder.lock("controller"):
-        addresses = verifiers.split(",") if verifiers else [f"unix:{folder.verifier_socket}"]
-        controlling = control(
-            load(folder.config), folder, host, port, generators.split(","), addresses
-        )
-        try:
+    addresses = verifiers.split(",") if verifiers else [f"unix:{folder.verifier_socket}"]
+    try:
+        with folder.lock("controller"):
+            controlling = control(
+                load(folder.config), folder, host, port, generators.split(","), addresses
+            )
             asyncio.run(ended_by_sigterm(controlling))
-        except asyncio.CancelledError as error:
-            raise typer.Exit(SIGNAL_BASE + signal.SIGTERM) from error
-        except Exception as error:  # to tell a user what to do, where that is known
-            causes = leaves(error)
-            if not all(isinstance(cause, EXPECTED) for cause in causes):
-                raise
-            for cause in causes:
-                log.error("%s", cause)
-            raise typer.Exit(FAILED) from error
+    except asyncio.CancelledError as error:
+        raise typer.Exit(SIGNAL_BASE + signal.SIGTERM) from error
+    except Exception as error:  # to tell a user what to do, where that is known
+        causes = leaves(error)
+        if not all(isinstance(cause, EXPECTED) for cause in causes):
+            raise
+        for cause in causes:
+            log.error("%s", cause)
+        raise typer.Exit(FAILED) from error
 
 
 if __name__ == "__main__":

@@ -36,6 +36,13 @@ from megatron_magistral.types import GradeStatus, Group, Problem
 
 log = logging.getLogger(__name__)
 
+REWARD_SIZES = ("l_max", "l_cache")
+RL_SIZES = (
+    *("n_async", "n_batch", "n_minibatch", "queue_capacity"),
+    *("kv_budget_tokens", "kv_reserve"),
+)
+"""What changes with a stage and is named in the log, by section of the config."""
+
 
 class StageBegan(msgspec.Struct, frozen=True, tag="stage"):
     """Stage `stage`, from 1 on, holds from `step` and from the group `first_ordinal` on."""
@@ -228,25 +235,11 @@ def _begins_at(record: Record, step: int) -> bool:
     return isinstance(record, StageBegan) and record.step == step
 
 
-def kv_tokens(config: Config) -> int:
-    """What completions in flight can hold in the KV caches of all generators, prompts apart: the
-    budget that n_async has to keep down as l_max grows."""
-    assert config.rl is not None
-    return config.rl.n_async * config.reward.l_max
-
-
 def _changes(before: Config, after: Config) -> str:
     """l_max 20480 -> 28672, n_batch 8192 -> 4096, ..."""
     assert before.rl is not None and after.rl is not None
-    pairs = [
-        (key, getattr(old, key), getattr(new, key))
-        for old, new, keys in (
-            (before.reward, after.reward, ("l_max", "l_cache")),
-            (before.rl, after.rl, ("n_async", "n_batch", "n_minibatch", "queue_capacity")),
-        )
-        for key in keys
-    ]
-    pairs.append(("KV cache tokens at most", kv_tokens(before), kv_tokens(after)))
+    pairs = [(key, getattr(before.reward, key), getattr(after.reward, key)) for key in REWARD_SIZES]
+    pairs += [(key, getattr(before.rl, key), getattr(after.rl, key)) for key in RL_SIZES]
     changes = [f"{key} {old} -> {new}" for key, old, new in pairs if old != new]
     return ", ".join(changes) or "sizes stay as they are"
 

@@ -33,6 +33,7 @@ def batch_metrics(
         **live_metrics(queue, pool),
         **queue.drain_admission(),
         **pool.loads.drain(),
+        **pool.kv.drain(),
         **staleness_metrics(sequences, pool.version),
         **padding_metrics(batch, max_tokens),
     }

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Mapping
 
+from megatron_magistral.cluster import free_ports
 from megatron_magistral.run_folder import RunFolder
 from megatron_magistral.slurm.plan import JobPlan, RoleName, attempt_folder
 
@@ -64,7 +65,7 @@ class AddressBook:
         Raises AddressTimeout if it does not say.
         """
         if rank == 0:
-            self.publish(RoleName.TRAINER, 0, f"{host}:{free_port(host)}")
+            self.publish(RoleName.TRAINER, 0, f"{host}:{free_ports(1, host)[0]}")
         (address,) = self.wait(RoleName.TRAINER, 1, timeout_s)
         first, _, port = address.rpartition(":")
         return first, int(port)
@@ -83,10 +84,3 @@ def own_address(environment: Mapping[str, str]) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((first, DISCARD_PORT))
         return str(probe.getsockname()[0])
-
-
-def free_port(address: str) -> int:
-    """A TCP port of `address` that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])

@@ -115,7 +115,7 @@ def check_changes(config: Config, run: RunFolder, allow: bool, console: Console)
 
     What is allowed is still refused by `reopen` if it makes another training of it.
     """
-    had, now = all_values(load(run.config)), all_values(config)
+    had, now = all_values(load(run.config, check_files=False)), all_values(config)
     changed = differences(*({k: v for k, v in x.items() if k not in PLACES} for x in (had, now)))
     if not changed:
         return
@@ -131,8 +131,11 @@ def check_changes(config: Config, run: RunFolder, allow: bool, console: Console)
 def what_is_safe(config: Config, run: RunFolder) -> Safe:
     ended = [stage for stage in Stage if run.is_finished(stage)]
     stage = unfinished_stage(config, run)
-    saved = None if stage is None else CheckpointFolder(run.checkpoints(stage)).latest()
-    return Safe(len(ended), saved or 0)
+    if stage is None:
+        return Safe(len(ended), 0)
+    if stage is Stage.SELECTION:  # what it has measured counts as steps
+        return Safe(len(ended), run.num_measured)
+    return Safe(len(ended), CheckpointFolder(run.checkpoints(stage)).latest() or 0)
 
 
 def stages_left(config: Config, run: RunFolder) -> list[Stage]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -30,19 +29,19 @@ from megatron_magistral.placement import PlacementError
 from megatron_magistral.preflight import Refused
 from megatron_magistral.restart_requests import RestartRequests
 from megatron_magistral.run_folder import RunBusy, RunFolder, Stage
-from megatron_magistral.signals import SIGNAL_BASE, Stopped, stopped_by_signals
+from megatron_magistral.signals import SIGNAL_BASE, STOPPED, Stopped, stopped_by_signals
 from megatron_magistral.slurm.address_book import AddressBook, AddressTimeout, own_address
 from megatron_magistral.slurm.begin import begin, stages_left, what_is_safe
 from megatron_magistral.slurm.job import JobError, read_job
 from megatron_magistral.slurm.node_check import check_node, compare, read_reports, save_report
-from megatron_magistral.slurm.outcome import STOP_REQUESTED, Verdict, judge
+from megatron_magistral.slurm.outcome import Verdict, judge
 from megatron_magistral.slurm.plan import RoleName, read_plan
 from megatron_magistral.slurm.role import SERVICES, Context, task_role
 from megatron_magistral.trainer.checkpoint_files import CheckpointError
 
 BAD_INPUT = 2
 FAILED = 1
-_EXIT_CODES = {Verdict.DONE: 0, Verdict.REQUEUE: STOP_REQUESTED, Verdict.FAIL: FAILED}
+_EXIT_CODES = {Verdict.DONE: 0, Verdict.REQUEUE: STOPPED, Verdict.FAIL: FAILED}
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -81,8 +80,8 @@ def begin_command(
             console=console,
         )
         counts = ", ".join(f"{len(tasks)} {role}" for role, tasks in plan.tasks.items())
-        print(f"run folder: {run_path.resolve()}")
-        print(f"attempt {plan.attempt} on {len(plan.nodes)} nodes: {counts}", flush=True)
+        typer.echo(f"run folder: {run_path.resolve()}")
+        typer.echo(f"attempt {plan.attempt} on {len(plan.nodes)} nodes: {counts}")
 
     _attempt("begin", work)
 
@@ -92,7 +91,7 @@ def stages(run_path: RunPath) -> None:
     """The stages that are left, a line each."""
     run = RunFolder(run_path.resolve())
     for stage in stages_left(load(run.config), run):
-        print(stage)
+        typer.echo(stage)
 
 
 @app.command()
@@ -116,7 +115,7 @@ def compare_command(run_path: RunPath) -> None:
     run, job = RunFolder(run_path.resolve()), read_job(os.environ)
     if problems := compare(read_reports(run, job.attempt), job.nodes):
         _refuse("\n".join(problems))
-    print(f"preflight: {len(job.nodes)} nodes are as they must be", flush=True)
+    typer.echo(f"preflight: {len(job.nodes)} nodes are as they must be")
 
 
 @app.command()
@@ -135,7 +134,7 @@ def links(run_path: RunPath, timeout_s: TimeoutS = 60.0) -> None:
         address, port = book.rendezvous(rank, host, timeout_s)
         result = check_links(rank, nodes, rank % plan.places_per_node, address, port)
         if rank == 0:
-            print(f"preflight: {result}", flush=True)
+            typer.echo(f"preflight: {result}")
             if problems := clock_problems(result.clocks):
                 _refuse("\n".join(problems))
 
@@ -195,7 +194,7 @@ def end_command(
         num_restarts=job.num_restarts,
         max_restarts=max_requeues,
     )
-    print(f"{outcome.verdict}: {outcome.why}", flush=True)
+    typer.echo(f"{outcome.verdict}: {outcome.why}")
     raise typer.Exit(_EXIT_CODES[outcome.verdict])
 
 
@@ -222,7 +221,7 @@ def keep(role: Role, run: RunFolder, serves: Stage | None) -> int:
             return 0
         except RoleFailed as error:
             code = FAILED if error.returncode is None else error.returncode
-            if code != STOP_REQUESTED:
+            if code != STOPPED:
                 _say(str(error))
             return code if code >= 0 else SIGNAL_BASE - code
     if serves is None:
@@ -251,4 +250,4 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    typer.echo(message, err=True)

@@ -21,7 +21,7 @@ import msgspec
 
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import ConfigError, load
-from megatron_magistral.doctor import RL_ONLY, examine, failures
+from megatron_magistral.preflight import machine_problems
 from megatron_magistral.run_folder import RunFolder
 from megatron_magistral.slurm.plan import JobPlan, RoleName, attempt_folder
 
@@ -51,10 +51,7 @@ def check_node(run: RunFolder, plan: JobPlan, node: str) -> NodeReport:
         return NodeReport(node, tuple(str(error).splitlines()), {})
     replicas = [i for i, task in enumerate(plan.tasks[RoleName.GENERATOR]) if task.node == node]
     ports = [config.generator.port + i for i in replicas] if config.generator.port else []
-    found = failures(examine(ports))
-    if config.rl is None:
-        found = [item for item in found if item.name not in RL_ONLY]
-    problems = [str(item) for item in found]
+    problems = machine_problems(config, ports)
     problems += _space(run.root, run_folder_gib(config), "the run folder")
     problems += _space(Path(tempfile.gettempdir()), TEMPORARY_NEEDED_GIB, "temporary files")
     facts = {package: _version(package) for package in PACKAGES}

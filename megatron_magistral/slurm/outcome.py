@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from megatron_magistral.signals import STOPPED
 from megatron_magistral.slurm.plan import Safe
-
-STOP_REQUESTED = 75
-"""EX_TEMPFAIL of sysexits.h: a role saved what it had, and is to be started again later."""
 
 
 class Verdict(StrEnum):
@@ -32,7 +30,7 @@ def judge(code: int, began: Safe, now: Safe, *, num_restarts: int, max_restarts:
     where = f"{now.num_stages} stages have ended, {now.num_steps} steps of the next are saved"
     if code == 0:
         return Outcome(Verdict.DONE, "every stage has ended")
-    if code == STOP_REQUESTED:
+    if code == STOPPED:
         return Outcome(Verdict.REQUEUE, f"stopped as asked; {where}")
     if now <= began:
         return Outcome(Verdict.FAIL, f"it has saved nothing since it began, so not again; {where}")

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatron_magistral.cluster import RestartPolicy, Role
+from megatron_magistral.cluster import RestartPolicy, Role, free_ports
 from megatron_magistral.config import Config
 from megatron_magistral.launcher import generator_restarts
 from megatron_magistral.role_commands import (
@@ -28,7 +28,7 @@ from megatron_magistral.role_commands import (
 )
 from megatron_magistral.rollout.sglang_server import server_command, server_environment
 from megatron_magistral.run_folder import RunFolder, Stage
-from megatron_magistral.slurm.address_book import AddressBook, free_port
+from megatron_magistral.slurm.address_book import AddressBook
 from megatron_magistral.slurm.plan import JobPlan, RoleName, Task
 
 SERVICES = frozenset({RoleName.GENERATOR, RoleName.VERIFIER})
@@ -54,7 +54,7 @@ class Context:
 
     def publish(self, role: RoleName, index: int, port: int = 0) -> int:
         """Choose a port, unless it is given, and let the others know. Returns the port."""
-        port = port or free_port(self.host)
+        port = port or free_ports(1, self.host)[0]
         self.book.publish(role, index, f"http://{self.host}:{port}")
         return port
 

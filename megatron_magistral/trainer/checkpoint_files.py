@@ -6,13 +6,14 @@
                           set-aside-step-00000040/  after a step that the run went back to
                           latest                    the name of the checkpoint to go on from
                           best.json                 the step that was evaluated best, and how well
+                          held                      the name of the checkpoint being evaluated
 
 Whatever moment the process or the machine dies at, `latest` names a complete checkpoint, or there
 is none yet. A checkpoint is written beside the others, synced with a manifest of its files' sizes
 and digests, renamed, and only then named; one that is deleted is renamed first.
 
-One process writes (rank 0 of the trainer; `best.json` whoever evaluates); any may read. No torch
-here.
+One process writes (rank 0 of the trainer; `best.json` and `held` whoever evaluates); any may read.
+No torch here.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 LATEST = "latest"
 BEST = "best.json"
+HELD = "held"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -165,12 +167,13 @@ class CheckpointFolder:
         _sync(directory)
         directory.rename(self.path(step))
         _sync(self.root)
-        self._name_latest(step)
+        self._note(LATEST, step)
 
     def prune(self, keep_last: int, keep_multiples_of: int) -> None:
-        """Deletes the checkpoints that the policy does not keep; never the latest or the best."""
+        """Deletes the checkpoints that the policy does not keep; never the latest, the
+        best or the one that is held."""
         steps, best = self.steps(), self.best()
-        kept = {self.latest(), best.step if best else None}
+        kept = {self.latest(), self.held(), best.step if best else None}
         for step in set(steps) - retained(steps, keep_last, keep_multiples_of) - kept:
             doomed = self._marked(_Mark.DELETING, step)
             self.path(step).rename(doomed)
@@ -188,6 +191,21 @@ class CheckpointFolder:
         draft.replace(self.root / BEST)
         _sync(self.root)
         return offer
+
+    def hold(self, step: int) -> None:
+        """Keep this checkpoint, which may still be written, until `release`: it is evaluated."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._note(HELD, step)
+
+    def release(self) -> None:
+        (self.root / HELD).unlink(missing_ok=True)
+
+    def held(self) -> int | None:
+        try:
+            match = _NAME.fullmatch((self.root / HELD).read_text(encoding="utf-8").strip())
+        except FileNotFoundError:
+            return None
+        return int(match[1]) if match else None
 
     def recover(self) -> list[str]:
         """Tidies up after a process that died: what it was writing or deleting goes, what it had
@@ -208,7 +226,7 @@ class CheckpointFolder:
         if newest is not None:
             latest = self.latest()
             if latest is None or latest < newest:
-                self._name_latest(newest)
+                self._note(LATEST, newest)
         return [path.name for path in leftovers]
 
     def go_back(self, step: int) -> list[int]:
@@ -220,9 +238,11 @@ class CheckpointFolder:
         best = self.best()
         if best is not None and best.step > step:
             (self.root / BEST).unlink()
+        if (self.held() or 0) > step:
+            self.release()
         for each in reversed(later):
             self._set_aside(each)
-        self._name_latest(step)
+        self._note(LATEST, step)
         return later
 
     def _set_aside(self, step: int) -> None:
@@ -230,10 +250,11 @@ class CheckpointFolder:
         shutil.rmtree(target, ignore_errors=True)
         self.path(step).rename(target)
 
-    def _name_latest(self, step: int) -> None:
-        draft = self.root / f"{_Mark.SAVING}{LATEST}"
+    def _note(self, marker: str, step: int) -> None:
+        """Writes the name of a checkpoint into a file that readers see whole."""
+        draft = self.root / f"{_Mark.SAVING}{marker}"
         _write(draft, f"{_name(step)}\n".encode())
-        draft.replace(self.root / LATEST)
+        draft.replace(self.root / marker)
         _sync(self.root)
 
     def _marked(self, mark: _Mark, step: int) -> Path:

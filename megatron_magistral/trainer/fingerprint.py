@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ _FREE = (
     *("sft.microbatch_tokens", "sft.optimizer.max_nonfinite_steps"),
     *("rl.num_steps", "rl.microbatch_tokens", "rl.optimizer.max_nonfinite_steps"),
     *("rl.n_async", "rl.queue_size", "rl.max_staleness", "rl.batch_timeout_s"),
+    *("rl.kv_budget_tokens", "rl.kv_reserve"),
     *("rl.weight_bucket_mib", "rl.keep_samples"),
 )
 # Of no effect on the stage.
@@ -27,7 +29,7 @@ def training_values(config: Config, stage: str) -> dict[str, Any]:
     return {
         key: value
         for key, value in all_values(config).items()
-        if not any(key == other or key.startswith(f"{other}.") for other in left_out)
+        if not any(_under(key, other) for other in left_out)
     }
 
 
@@ -45,10 +47,18 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _under(key: str, other: str) -> bool:
+    """Whether `key` is `other` or in it; a later stage's key counts as that of its section."""
+    plain = re.sub(r"^rl\.stages\.\d+\.", "rl.", key)
+    return plain == other or plain.startswith(f"{other}.")
+
+
 def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in section.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict):
             yield from _leaves(value, f"{key}.")
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            yield from _leaves({str(place): item for place, item in enumerate(value)}, f"{key}.")
         else:
             yield key, value

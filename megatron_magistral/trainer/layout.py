@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron_magistral.config import ParallelConfig
+from megatron_magistral.config_parallel import ParallelConfig
 from megatron_magistral.weights.architecture import Architecture
 
 
@@ -39,6 +39,7 @@ class ParallelLayout:
             tp=parallel.tensor,
             pp=parallel.pipeline,
             dp=parallel.data,
+            vpp=parallel.virtual_pipeline,
             sequence_parallel=parallel.sequence,
             ep=parallel.expert,
         )

@@ -110,6 +110,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
             row_sums = (max_R[rows], z_R[rows], zx_R[rows], target_R[rows])
             _softmax_sums(x_CV, columns_R[rows], *row_sums, keep=keep)
             ctx.kept_CV = x_CV if keep else None
+            del x_CV  # else it would live on beside the next one
 
         global_max_R = max_R.clone()
         shard.reduce(global_max_R, dist.ReduceOp.MAX)
@@ -153,8 +154,9 @@ class _LogprobsAndEntropy(torch.autograd.Function):
             if kept_CV is not None:
                 grad_CV = _grad_of_exponentials_(kept_CV, *values, grad_entropy_C)
             else:
-                x_CV = _logits(hidden_RH[rows], weight_VH, ctx.scale)
-                grad_CV = _grad_of_logits_(x_CV, *values, grad_entropy_C)
+                grad_CV = _grad_of_logits_(
+                    _logits(hidden_RH[rows], weight_VH, ctx.scale), *values, grad_entropy_C
+                )
             grad_CV.scatter_add_(-1, columns_R[rows, None], at_target_R[rows, None])
             grad_CV = grad_CV.to(weight_VH.dtype)
             torch.mm(grad_CV, weight_VH, out=grad_hidden_RH[rows])
@@ -162,6 +164,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
                 grad_weight_VH.addmm_(grad_CV.T, hidden_RH[rows])
             else:
                 grad_weight_VH += grad_CV.T @ hidden_RH[rows]
+            del grad_CV
         return grad_hidden_RH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
 
 

@@ -20,6 +20,9 @@ from megatron_magistral.types import TrainSequence
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.fleet import Fleet, FleetExhausted, FleetSettings, Round
 from megatron_magistral.weights.gather import Reach
+from megatron_magistral.weights.lane import OwnLane
+from megatron_magistral.weights.leader import Leader, PeerLane, link_leaders
+from megatron_magistral.weights.link import Link
 from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.names import hf_shapes
 from megatron_magistral.weights.probe import AlarmSettings
@@ -37,7 +40,7 @@ PROBE_STATEMENT = "What is 6 times 7?"
 @dataclass(frozen=True)
 class PublishSettings:
     """What is done beyond sending: checks of what arrived, and bounds for engines that fail.
-    `host` is the address at which the engines reach the rank that sends."""
+    `host` is the address at which engines, and other leaders, reach this rank."""
 
     host: str = "127.0.0.1"
     checksums: ChecksumSettings = field(default_factory=ChecksumSettings)
@@ -70,7 +73,8 @@ class PublishSettings:
 
 
 class WeightPublisher:
-    """Every rank publishes: one sends what all of them gather.
+    """Every rank publishes: the leader of each pipeline stage sends what its stage gathers, and the
+    first of them, rank 0, controls that.
 
     The controller holds back new requests from before the pause until the engines that it is then
     told of have the new version, so that a request's cache salt names the weights that it starts
@@ -97,16 +101,33 @@ class WeightPublisher:
         self._probe = _probe_sequence(trainer, config)
         self._history = ProbeHistory(settings.alarm)
         self._fleet: Fleet | None = None
+        self._sender: WeightSender | None = None
+        self._leader: Leader | None = None
+        self._links: list[Link] = []
         feed.wait_ready(config.generator.start_timeout_s)
+        mesh, patience_s = trainer.mesh, config.parallel.timeout_s
+        if mesh.is_leader:
+            self._links = link_leaders(mesh, settings.host, patience_s)
         if speaks:
-            self._fleet = _make_fleet(trainer, config, self._dtype, generators, settings)
+            self._sender = _make_sender(trainer, config, self._dtype, settings, self._links)
+            tp = config.generator.tensor_parallel
+            engines = [EngineAddress(url, tp) for url in generators]
+            self._fleet = Fleet(self._sender, engines, settings.fleet)
             self._fleet.connect()
+            self._sender.release()
+        elif mesh.is_leader:
+            (link,) = self._links
+            lane = OwnLane(settings.host, _wire_backend(), _timeouts(config))
+            self._leader = Leader(lane, link, self._dtype, patience_s)
+            self._leader.serve(())
 
     def publish(self, version: int) -> dict[str, float]:
         """Send the present weights as `version`; the metrics, on the rank that sends.
 
         Raises:
             FleetExhausted: no engine could be updated; on every rank.
+            LaneLost: on rank 0, the leader of another pipeline stage is gone or silent.
+            LinkLost: on such a leader, rank 0 is.
         """
         if self._fleet is not None:
             pinned = self._feed.begin_update(version)
@@ -129,13 +150,21 @@ class WeightPublisher:
     def close(self) -> None:
         if self._fleet is not None:
             self._fleet.close()
+        if self._leader is not None:
+            self._leader.close()
+        for link in self._links:
+            link.close()
 
     def _round(self) -> Round:
-        """One round on every rank; what the rank that sends says about it."""
-        buckets = self._trainer.named_hf_buckets(self._bucket_bytes, self._dtype, Reach.FIRST)
+        """One round on every rank; what rank 0 says about it."""
+        buckets = self._trainer.named_hf_buckets(self._bucket_bytes, self._dtype, Reach.LEADERS)
         outcome = Round.DONE
         if self._fleet is not None:
+            assert self._sender is not None
             outcome = self._fleet.round(buckets)
+            self._sender.release()
+        elif self._leader is not None:
+            self._leader.serve(buckets)
         else:
             for _ in buckets:
                 pass
@@ -158,23 +187,35 @@ class WeightPublisher:
         return self._history.add(gaps) | {"probe_failures": float(len(errors))}
 
 
-def _make_fleet(
+def _make_sender(
     trainer: Trainer,
     config: Config,
     dtype: torch.dtype,
-    generators: Sequence[str],
     settings: PublishSettings,
-) -> Fleet:
-    sender = WeightSender(
+    links: Sequence[Link],
+) -> WeightSender:
+    timeouts = _timeouts(config)
+    peers = [
+        PeerLane(stage, trainer.mesh.stage_rank(stage), link, timeouts)
+        for stage, link in enumerate(links, start=1)
+    ]
+    return WeightSender(
         manifest_of(hf_shapes(trainer.arch), dtype),
-        backend="nccl" if torch.cuda.is_available() else "gloo",
+        backend=_wire_backend(),
         host=settings.host,
         dtype=dtype,
-        timeouts=ControlTimeouts(transfer_s=config.generator.update_timeout_s),
+        timeouts=timeouts,
         checksums=settings.checksums,
+        peers=peers,
     )
-    tp = config.generator.tensor_parallel
-    return Fleet(sender, [EngineAddress(url, tp) for url in generators], settings.fleet)
+
+
+def _wire_backend() -> str:
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _timeouts(config: Config) -> ControlTimeouts:
+    return ControlTimeouts(transfer_s=config.generator.update_timeout_s)
 
 
 def _probe_sequence(trainer: Trainer, config: Config) -> TrainSequence:

@@ -19,13 +19,15 @@ from megatron_magistral.data.datasets import Datasets, dataset_paths
 from megatron_magistral.metrics import MetricsWriter
 from megatron_magistral.prompts import load_template
 from megatron_magistral.run_folder import RunBusy, RunFolder, Stage
+from megatron_magistral.signals import STOPPED
 from megatron_magistral.trainer.candidates import CandidateWriter
 from megatron_magistral.trainer.checkpoint import Checkpointer, StopRequested
 from megatron_magistral.trainer.checkpoint_files import CheckpointError, CheckpointFolder
 from megatron_magistral.trainer.feed import Feed, FeedError
 from megatron_magistral.trainer.fingerprint import training_values
-from megatron_magistral.trainer.layout import ParallelLayout
+from megatron_magistral.trainer.layout import LayoutError, ParallelLayout
 from megatron_magistral.trainer.loop import train_rl
+from megatron_magistral.trainer.megatron_backend import BackendError
 from megatron_magistral.trainer.nonfinite import NonFiniteSteps, NonFiniteWatch
 from megatron_magistral.trainer.publish import PublishSettings, WeightPublisher
 from megatron_magistral.trainer.settings import OptimizerSettings
@@ -33,13 +35,20 @@ from megatron_magistral.trainer.sft import StepHook, train_sft
 from megatron_magistral.trainer.sft_data import EncodedTrace, encode_traces
 from megatron_magistral.trainer.step import Trainer
 from megatron_magistral.trainer.validation import Validator, split_traces
-from megatron_magistral.weights.architecture import read_architecture
-from megatron_magistral.weights.hf_dir import link_hf_dir
+from megatron_magistral.weights.architecture import ArchitectureError, read_architecture
+from megatron_magistral.weights.hf_dir import WeightsError, link_hf_dir
+from megatron_magistral.weights.lane import LaneLost
+from megatron_magistral.weights.link import LinkLost
 
 log = logging.getLogger(__name__)
 
 FAILED = 1
-STOPPED = 75  # asked to stop, and saved: EX_TEMPFAIL, "start me again"
+
+# What a user can act on needs no traceback.
+ACTIONABLE = (
+    *(ArchitectureError, BackendError, CheckpointError, FeedError, LaneLost, LayoutError),
+    *(LinkLost, NonFiniteSteps, RunBusy, WeightsError),
+)
 
 
 def run_sft(config: Config, run: RunFolder, *, speaks: bool) -> None:
@@ -189,8 +198,7 @@ def main(
     except StopRequested as error:
         log.info("%s", error)
         raise typer.Exit(STOPPED) from error
-    except (CheckpointError, FeedError, NonFiniteSteps, RunBusy) as error:
-        # What a user can act on needs no traceback.
+    except ACTIONABLE as error:
         log.error("%s", error)
         raise typer.Exit(FAILED) from error
 

@@ -15,6 +15,7 @@ Shapes: R trained rows (output tokens) of one microbatch, H hidden size.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,7 +45,7 @@ from megatron_magistral.types import TrainSequence
 from megatron_magistral.weights.architecture import Architecture, read_architecture
 from megatron_magistral.weights.gather import Bucket, Mesh, Reach, gather_hf
 from megatron_magistral.weights.hf_dir import HFWeights, open_weights, write_hf_dir
-from megatron_magistral.weights.names import Param, parameters, shard
+from megatron_magistral.weights.names import Param, hf_shapes, parameters, shard
 
 
 class StepStatus(StrEnum):
@@ -188,14 +189,14 @@ class Trainer:
     def save_hf(
         self, target: Path, dtype: torch.dtype | None = None, bucket_bytes: int = 256 << 20
     ) -> None:
-        """Writes a Hugging Face directory with the config and tokenizer the model came with.
-        Returns on every rank when it is complete."""
+        """Writes a Hugging Face directory with the config and tokenizer the model came with. No
+        rank holds more than one bucket. Returns on every rank when it is complete."""
         buckets = self.named_hf_buckets(bucket_bytes, dtype)
         if dist.get_rank() == 0:
-            write_hf_dir(target, buckets, dtype or self.dtype, self.hf_dir)
+            shapes = hf_shapes(self.arch)
+            write_hf_dir(target, buckets, dtype or self.dtype, self.hf_dir, shapes)
         else:
-            for _ in buckets:
-                pass
+            deque(buckets, maxlen=0)  # a loop would hold a bucket while it waits for the next
         dist.barrier()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ Read once at the edge; everything below (layouts, names, the Megatron model) tak
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
@@ -39,6 +41,10 @@ _QK_NORM_FAMILIES = frozenset({Family.QWEN3, Family.QWEN3_MOE})
 # "dynamic" and "longrope" change their frequencies with the length of the sequence, and packed
 # sequences share one table.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+# What transformers raises for a config that it cannot take.
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 
 
 @dataclass(frozen=True)
@@ -98,19 +104,22 @@ def read_architecture(hf_dir: Path) -> Architecture:
 
 def read_config(path: Path) -> Architecture:
     """The architecture that one `config.json` describes. Raises ArchitectureError."""
-    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
     try:
+        described = json.loads(path.read_bytes())
+        if not isinstance(described, dict):
+            raise ArchitectureError("is not a JSON object")
+        # Before transformers looks at it, which would offer to run the code that came with it.
+        _check_family(described.get("model_type"))
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
         return architecture_of(config)
-    except ArchitectureError as error:
-        raise ArchitectureError(f"{path}: {error}") from None
+    except _UNREADABLE as error:
+        reason = " ".join(str(error).split())
+        raise ArchitectureError(f"{path}: {reason}") from None
 
 
 def architecture_of(config: transformers.PretrainedConfig) -> Architecture:
     """The architecture that a Hugging Face config describes. Raises ArchitectureError."""
-    if config.model_type not in tuple(Family):
-        known = ", ".join(Family)
-        raise ArchitectureError(f"model_type={config.model_type!r} is unknown; known: {known}")
-    family = Family(config.model_type)
+    family = _check_family(config.model_type)
     _refuse_variants(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     inv_freq, attention_factor = _rope(config, head_dim)
@@ -133,6 +142,13 @@ def architecture_of(config: transformers.PretrainedConfig) -> Architecture:
         rope_attention_factor=attention_factor,
         experts=_experts(family, config),
     )
+
+
+def _check_family(model_type: str | None) -> Family:
+    if model_type not in tuple(Family):
+        known = ", ".join(Family)
+        raise ArchitectureError(f"model_type={model_type!r} is unknown; known: {known}")
+    return Family(model_type)
 
 
 def _experts(family: Family, config: transformers.PretrainedConfig) -> Experts | None:
@@ -178,17 +194,25 @@ def _refuse_variants(config: transformers.PretrainedConfig) -> None:
         "mlp_only_layers": ([], None),
     }
     for key, values in wanted.items():
-        value = getattr(config, key, None)
+        value = (config.rope_parameters or {}).get(key, getattr(config, key, None))
         if value not in values:
             raise ArchitectureError(f"{key}={value!r} is not supported; must be {values[0]!r}")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ArchitectureError(
+            f"num_key_value_heads={config.num_key_value_heads} must divide "
+            f"num_attention_heads={config.num_attention_heads}"
+        )
 
 
 def _windows(config: transformers.PretrainedConfig) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
-    if layer_types is None:
-        return (window,) * config.num_hidden_layers
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    windows: tuple[int | None, ...] = (window,) * config.num_hidden_layers
+    if layer_types is not None:
+        windows = tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    if any(each is not None and each < 1 for each in windows):
+        raise ArchitectureError(f"sliding_window={window} must be at least 1, or null for none")
+    return windows
 
 
 def _rope(config: transformers.PretrainedConfig, head_dim: int) -> tuple[tuple[float, ...], float]:

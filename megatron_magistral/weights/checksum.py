@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -59,8 +60,19 @@ def _lanes(tensor: Tensor) -> Tensor:
 
 
 def _odd(start: int, stop: int, device: torch.device) -> Tensor:
-    """An odd number [stop - start] for each place: the finalizer of splitmix64 on its index.
-    Products wrap around, as they do in C."""
+    """An odd number [stop - start] for each place."""
+    # A dozen small operations cost more than a small tensor's digest.
+    return _first_odd(device)[start:stop] if stop <= BLOCK_LANES else _mixed(start, stop, device)
+
+
+@lru_cache(maxsize=16)
+def _first_odd(device: torch.device) -> Tensor:
+    return _mixed(0, BLOCK_LANES, device)
+
+
+def _mixed(start: int, stop: int, device: torch.device) -> Tensor:
+    """The finalizer of splitmix64 on each index, made odd. Products wrap around, as they do in
+    C."""
     x = torch.arange(start + 1, stop + 1, device=device) * _STEP
     x = (x ^ _shift_right(x, 30)) * _FIRST
     x = (x ^ _shift_right(x, 27)) * _SECOND

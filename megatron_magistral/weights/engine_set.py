@@ -46,6 +46,11 @@ class PendingCalls:
             EngineTimeout(name, self._phase, elapsed_s, "no answer") for name in silent
         ]
 
+    def settled(self, timeout_s: float) -> bool:
+        """Wait until all have answered or one has failed, at most so long; whether that is so."""
+        _, waiting = wait(self._calls.values(), timeout_s, return_when=FIRST_EXCEPTION)
+        return not waiting or bool(self.failures())
+
     def wait_for_failure(self, timeout_s: float) -> list[EngineError]:
         """Wait for the first failures and return them, before any that follow from them.
 

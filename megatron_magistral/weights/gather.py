@@ -8,8 +8,8 @@ The tensors of a bucket lie behind each other in one buffer, ready to be sent (s
 Memory is that buffer and, where tensors are divided, a scratch of a sixteenth of it or of one
 tensor; a tensor larger than a bucket is one by itself.
 
-What is only to be sent need not be everywhere: then the first rank of each stage puts together the
-tensors of its stage and hands them to the first rank of all (see `Reach`).
+What is only to be sent need not be everywhere: then the first rank of each stage, its leader, puts
+together the tensors of its stage, and nothing crosses between stages (see `Reach`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Reach(StrEnum):
     """Who gets which full tensors."""
 
     EVERYONE = "everyone"
-    FIRST = "first"  # the first rank of the layout alone: the one that sends
+    LEADERS = "leaders"  # the leader of a stage gets that stage's, and no other rank any
 
 
 @dataclass
@@ -138,20 +138,24 @@ def gather_hf(
     end. The tensors are views of a buffer that no other bucket uses. `seconds` is added to; on a
     GPU that waits for it, so leave it out where time counts.
 
-    For `reach` FIRST, other ranks get fewer or empty lists, and there are two buffers in turn: a
-    bucket is gone when the one after the next comes.
+    For `reach` LEADERS it is collective over the ranks of a stage alone. Its leader gets the
+    buckets of that stage, other ranks empty lists or none; there are two buffers in turn, so that
+    a bucket is gone when the one after the next comes.
     """
     names = [name for name in local if not params[name].is_copy]
     owners = _expert_owners(names, params, mesh)
     mine = {*names, *owners}
-    held: list[list[str]] = [[] for _ in range(mesh.pp_size)]
-    dist.all_gather_object(held, [name for name in params if name in mine], group=mesh.pp_group)
+    in_order = [name for name in params if name in mine]
+    if reach is Reach.LEADERS:
+        # Data-parallel copies hold the same, unless experts are spread over them.
+        takes_part = mesh.dp_rank == 0 or mesh.ep_size > 1
+        held = {mesh.pp_rank: in_order} if takes_part else {}
+    else:
+        held = _held_by_stage(in_order, mesh)
     scratch_bytes = bucket_bytes // _SCRATCH_SHARE
     gather = _Gather(local, mesh, scratch_bytes, dtype, owners, seconds or GatherSeconds(), reach)
     gather.synchronises = seconds is not None
-    for stage, stage_names in enumerate(held):
-        if reach is Reach.FIRST and not _takes_part(mesh, stage):
-            continue
+    for stage, stage_names in held.items():
         sources = [
             _Source(params[name], i)
             for name in stage_names
@@ -161,12 +165,10 @@ def gather_hf(
             yield gather.bucket(stage, bucket)
 
 
-def _takes_part(mesh: Mesh, stage: int) -> bool:
-    """Whether this rank helps to bring the tensors of `stage` to the first one. Data-parallel
-    copies hold the same, unless experts are spread over them."""
-    if stage != mesh.pp_rank:
-        return mesh.is_leader and mesh.pp_rank == 0
-    return mesh.dp_rank == 0 or mesh.ep_size > 1
+def _held_by_stage(mine: list[str], mesh: Mesh) -> dict[int, list[str]]:
+    held: list[list[str]] = [[] for _ in range(mesh.pp_size)]
+    dist.all_gather_object(held, mine, group=mesh.pp_group)
+    return dict(enumerate(held))
 
 
 def _expert_owners(names: Sequence[str], params: Mapping[str, Param], mesh: Mesh) -> dict[str, int]:
@@ -202,24 +204,13 @@ class _Gather:
         if stage == self.mesh.pp_rank:
             self._fill(named)
             self._share_experts(flat, sources)
-        if self.reach is Reach.FIRST:
+        if self.reach is Reach.LEADERS:
             if not self.mesh.is_leader:
                 return []
-            self._hand_to_first(stage, flat)
         elif self.mesh.pp_size > 1:
             with self._timed("wire_s"):
                 dist.broadcast(flat, src=self.mesh.stage_rank(stage), group=self.mesh.pp_group)
         return [(source.name, target) for source, target in named]
-
-    def _hand_to_first(self, stage: int, flat: Tensor) -> None:
-        """From the leader of `stage` to that of the first one."""
-        if stage == 0:
-            return
-        with self._timed("wire_s"):
-            if self.mesh.pp_rank == 0:
-                dist.recv(flat, src=self.mesh.stage_rank(stage), group=self.mesh.pp_group)
-            else:
-                dist.send(flat, dst=self.mesh.stage_rank(0), group=self.mesh.pp_group)
 
     def _buffer(self, num_elements: int) -> Tensor:
         """[num_elements], new unless it is only to be sent."""
@@ -244,7 +235,7 @@ class _Gather:
                 if source.name not in is_divided:
                     source.copy_to(target, self.local)
         groups = cut(divided, lambda item: item[1].nbytes, self.scratch_bytes)
-        if self.reach is Reach.FIRST:
+        if self.reach is Reach.LEADERS:
             self._join_on_first(groups)
             return
         for group in groups:

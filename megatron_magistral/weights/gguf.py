@@ -50,7 +50,7 @@ def import_gguf(path: Path, target: Path, dtype: torch.dtype = torch.float32) ->
         tokenizer.save_pretrained(side)
         config.save_pretrained(side)
         buckets = ([(name, tensor.to(dtype))] for name, tensor in tensors)
-        write_hf_dir(target, buckets, dtype, side)
+        write_hf_dir(target, buckets, dtype, side, hf_shapes(arch))
     return arch
 
 

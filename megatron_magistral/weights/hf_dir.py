@@ -1,7 +1,8 @@
 """Hugging Face model directories: safetensors read lazily, and written as a stream.
 
-A directory appears under its name only when it is complete: everything is written next to it and
-renamed at the end.
+Names, shapes and dtypes are checked by the headers of the files, before anything large is read. A
+written directory appears under its name only when it is complete: everything is written next to it
+and renamed at the end.
 """
 
 from __future__ import annotations
@@ -14,19 +15,27 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from megatron_magistral.weights.architecture import Architecture
 from megatron_magistral.weights.names import hf_shapes
+from megatron_magistral.weights.safetensors_stream import (
+    FLOATING_DTYPES,
+    INDEX,
+    SINGLE,
+    Shapes,
+    write_buckets,
+)
 
-_INDEX = "model.safetensors.index.json"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
-_SHARD_BYTES = 5 << 30
+_FILE_BYTES = 5 << 30
+_MAX_NAMED = 20
 
 
 class WeightsError(ValueError):
-    """Weights that do not fit; the message names every file or tensor that is wrong."""
+    """Weights that do not fit; the message names the files or tensors that are wrong, of a kind
+    the first twenty."""
 
 
 class HFWeights:
@@ -36,23 +45,31 @@ class HFWeights:
         """Reads the headers only. Raises WeightsError if a file is missing or damaged."""
         self._hf_dir = hf_dir
         self._file_of: dict[str, Path] = {}
+        self._dtypes: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in _weight_files(hf_dir):
             try:
                 with safe_open(path, framework="pt") as file:
                     for name in file.keys():  # noqa: SIM118 (safe_open is not a mapping)
-                        self._file_of[name] = path
-                        self.shapes[name] = tuple(file.get_slice(name).get_shape())
+                        header = file.get_slice(name)
+                        self._add(name, path, header.get_dtype(), tuple(header.get_shape()))
             except (OSError, SafetensorError) as error:
                 raise WeightsError(f"{path}: cannot be read as safetensors: {error}") from None
+
+    def _add(self, name: str, path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+        if name in self._file_of:
+            raise WeightsError(
+                f"{self._hf_dir}: {name} is in {self._file_of[name].name} and in {path.name}"
+            )
+        self._file_of[name], self._dtypes[name], self.shapes[name] = path, dtype, shape
 
     def __getitem__(self, name: str) -> Tensor:
         with safe_open(self._file_of[name], framework="pt") as file:
             return file.get_tensor(name)
 
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
-        """Raises one WeightsError that names each missing tensor, each extra one (but those in
-        `ignored`), and each of a wrong shape."""
+        """Raises one WeightsError that names the missing tensors, the extra ones (but those in
+        `ignored`), and those whose shape or dtype is wrong."""
         missing = [name for name in expected if name not in self.shapes]
         # Old checkpoints carry the RoPE frequencies, which are a function of the config.
         extra = [
@@ -67,8 +84,19 @@ class HFWeights:
             for name, shape in expected.items()
             if name in self.shapes and self.shapes[name] != tuple(shape)
         ]
-        kinds = (("missing", missing), ("not in this architecture", extra), ("wrong shape", wrong))
-        problems = [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
+        # Any number could be cast to a weight, but without its scale it would be another one.
+        quantised = [
+            f"{name} {self._dtypes[name]}"
+            for name in expected
+            if self._dtypes.get(name, "F32") not in FLOATING_DTYPES
+        ]
+        kinds = {
+            "missing": missing,
+            "not in this architecture": extra,
+            "wrong shape": wrong,
+            f"quantised, must be {' or '.join(sorted(FLOATING_DTYPES))}": quantised,
+        }
+        problems = [f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names]
         if problems:
             raise WeightsError(f"{self._hf_dir}: tensors {'; '.join(problems)}")
 
@@ -77,23 +105,38 @@ def open_weights(hf_dir: Path, arch: Architecture) -> HFWeights:
     """The weights of a model directory, checked against its architecture. Raises WeightsError."""
     weights = HFWeights(hf_dir)
     # Where embeddings are tied, a directory may hold the output layer's copy of them too.
-    weights.check(hf_shapes(arch), ["lm_head.weight"] if arch.tied_embeddings else [])
+    weights.check(hf_shapes(arch), [_HEAD] if arch.tied_embeddings else [])
+    has_copy = arch.tied_embeddings and _HEAD in weights.shapes
+    if has_copy and not torch.equal(weights[_HEAD], weights[_EMBEDDING]):
+        raise WeightsError(
+            f"{hf_dir}: {_HEAD} is not {_EMBEDDING}, but config.json says "
+            "tie_word_embeddings = true: set it to false, or delete the tensor"
+        )
     return weights
 
 
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _weight_files(hf_dir: Path) -> list[Path]:
-    index = hf_dir / _INDEX
+    index, single = hf_dir / INDEX, hf_dir / SINGLE
     if not index.is_file():
-        single = hf_dir / "model.safetensors"
         if not single.is_file():
-            raise WeightsError(f"{hf_dir}: has neither {single.name} nor {_INDEX}")
+            raise WeightsError(f"{hf_dir}: has neither {SINGLE} nor {INDEX}")
         return [single]
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{index}: not a safetensors index: {error!r}") from None
     if absent := [name for name in names if not (hf_dir / name).is_file()]:
-        raise WeightsError(f"{index}: names files that are absent: {', '.join(absent)}")
+        raise WeightsError(f"{index}: names files that are absent: {_listed(absent)}")
+    if single.is_file() and SINGLE not in names:
+        raise WeightsError(
+            f"{hf_dir}: has both {SINGLE} and {INDEX}, which does not name it: delete the one that "
+            "is out of date"
+        )
     return [hf_dir / name for name in names]
 
 
@@ -102,18 +145,21 @@ def write_hf_dir(
     buckets: Iterable[list[tuple[str, Tensor]]],
     dtype: torch.dtype,
     template_dir: Path,
-    shard_bytes: int = _SHARD_BYTES,
+    shapes: Shapes,
+    file_bytes: int = _FILE_BYTES,
 ) -> None:
-    """Writes a model directory: the tensors of `buckets` in files of about `shard_bytes`, and all
+    """Writes a model directory: the tensors of `buckets` in files of about `file_bytes`, and all
     that is not weights (config, tokenizer, chat template) as in `template_dir`.
 
-    Holds at most one file's tensors in memory. Replaces `target` if it exists.
+    Each tensor is written as it comes, and buckets are emptied: one is in memory at a time.
+    `shapes` are of all of them: raises ValueError if what comes is anything else. Replaces `target`
+    if it exists.
     """
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _copy_side_files(template_dir, partial, dtype)
-    _write_shards(partial, buckets, shard_bytes)
+    write_buckets(partial, buckets, shapes, dtype, file_bytes)
     _replace(partial, target)
 
 
@@ -143,42 +189,6 @@ def _copy_side_files(source: Path, target: Path, dtype: torch.dtype) -> None:
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = str(dtype).removeprefix("torch.")
     config_path.write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _write_shards(
-    target: Path, buckets: Iterable[list[tuple[str, Tensor]]], shard_bytes: int
-) -> None:
-    shards: list[dict[str, Tensor]] = [{}]
-    written: list[tuple[list[str], int]] = []  # names and bytes, per file
-
-    def flush() -> None:
-        shard = shards.pop()
-        save_file(shard, target / f"{len(written)}.safetensors", metadata={"format": "pt"})
-        written.append((list(shard), sum(t.nbytes for t in shard.values())))
-        shards.append({})
-
-    for bucket in buckets:
-        for name, tensor in bucket:
-            if (
-                shards[0]
-                and sum(t.nbytes for t in shards[0].values()) + tensor.nbytes > shard_bytes
-            ):
-                flush()
-            # A view would be saved with the whole storage of its bucket.
-            shards[0][name] = tensor.detach().to("cpu", copy=True).contiguous()
-    flush()
-
-    if len(written) == 1:
-        (target / "0.safetensors").rename(target / "model.safetensors")
-        return
-    weight_map = {}
-    for number, (names, _) in enumerate(written):
-        file_name = f"model-{number + 1:05d}-of-{len(written):05d}.safetensors"
-        (target / f"{number}.safetensors").rename(target / file_name)
-        weight_map.update(dict.fromkeys(names, file_name))
-    total_size = sum(num_bytes for _, num_bytes in written)
-    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-    (target / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _replace(partial: Path, target: Path) -> None:

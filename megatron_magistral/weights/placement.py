@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from megatron_magistral.trainer.layout import LayoutError, ParallelLayout, check_layout
 from megatron_magistral.weights.architecture import Architecture
@@ -137,16 +138,27 @@ def check_layouts(arch: Architecture, trainer: TrainerLayout, generator: Generat
         raise LayoutError("; ".join(problems))
 
 
-def tensors(arch: Architecture, layout: TrainerLayout) -> list[PlacedTensor]:
+def tensors(arch: Architecture, layout: ParallelLayout) -> list[PlacedTensor]:
     """Every tensor that an update carries, stage by stage, and in the order of computation in
     each: the order in which they are gathered and sent."""
+    return list(_tensors(arch, layout.pp, layout.vpp))
+
+
+# A model with many experts has tens of thousands, and a plan asks for them more than once.
+@lru_cache(maxsize=2)
+def _tensors(arch: Architecture, pp: int, vpp: int) -> tuple[PlacedTensor, ...]:
+    layout = ParallelLayout(pp=pp, vpp=vpp)
     placed = [
         tensor
-        for param in parameters(arch).values()
-        if not param.is_copy
+        for param in _exported(arch)
         for tensor in _placed(param, stage_of(param, arch, layout), arch)
     ]
-    return sorted(placed, key=lambda tensor: tensor.stage)  # stable
+    return tuple(sorted(placed, key=lambda tensor: tensor.stage))  # stable
+
+
+@lru_cache(maxsize=1)
+def _exported(arch: Architecture) -> tuple[Param, ...]:
+    return tuple(param for param in parameters(arch).values() if not param.is_copy)
 
 
 def _placed(param: Param, stage: int, arch: Architecture) -> Iterator[PlacedTensor]:

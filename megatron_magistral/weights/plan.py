@@ -10,14 +10,19 @@ Two ways from a trainer's shards to a generator's:
 A plan is a function of its arguments alone, so every rank that computes it has the same one, in
 the same order. Every piece is in one bucket; a bucket is larger than `bucket_bytes` only if it is
 one piece that is.
+
+Replicas are alike, and so are data-parallel copies: buckets depend on neither number. Who sends
+which bucket to which ranks is a rule (`Plan.routes`), so that a plan for thousands of GPUs is no
+larger than one for eight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
+from itertools import groupby
 from typing import TypeVar
 
 from megatron_magistral.weights.architecture import Architecture
@@ -50,13 +55,28 @@ class Piece:
     range: Range
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class Stream:
+    """What the holders of one shard send to the same ranks `tp_ranks` of every replica."""
+
+    stage: int
+    is_expert: bool
+    ep_rank: int
+    part: int
+    tp_ranks: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Pieces that travel together, in this order, without padding."""
 
-    stage: int
+    stream: Stream
     pieces: tuple[Piece, ...]
     num_bytes: int
+
+    @property
+    def stage(self) -> int:
+        return self.stream.stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +94,46 @@ class Plan:
     """An update. Transfers of one source, and those to one target, happen in the order given."""
 
     kind: PlanKind
+    trainer: TrainerLayout
+    generator: GeneratorLayout
     tensors: tuple[PlacedTensor, ...]
     buckets: tuple[Bucket, ...]
-    transfers: tuple[Transfer, ...]
+
+    def num_sources(self, stream: Stream) -> int:
+        """How many ranks share the work of sending a bucket of `stream`."""
+        if self.kind is PlanKind.GATHER:
+            return 1
+        return min(self._copies(stream), self.generator.replicas)
+
+    def source(self, stream: Stream, replica: int) -> int:
+        """The trainer rank from which a replica gets `stream`: the replicas are dealt to the copies
+        of the shard. Replicas 0, 1, ... `num_sources` - 1 have different ones."""
+        if self.kind is PlanKind.GATHER:
+            return self.trainer.dense_rank(stream.stage, 0, 0)
+        copies, replicas = self._copies(stream), self.generator.replicas
+        copy = replica * copies // replicas if copies > replicas else replica % copies
+        if stream.is_expert:
+            return self.trainer.expert_rank(stream.stage, stream.ep_rank, stream.part, copy)
+        return self.trainer.dense_rank(stream.stage, stream.part, copy)
+
+    def routes(self, stream: Stream) -> list[tuple[int, tuple[int, ...]]]:
+        """(source, targets) of every transfer of a bucket of `stream`."""
+        targets: dict[int, list[int]] = {}
+        for replica in range(self.generator.replicas):
+            first = replica * self.generator.tp
+            served = targets.setdefault(self.source(stream, replica), [])
+            served.extend(first + tp_rank for tp_rank in stream.tp_ranks)
+        return [(source, tuple(ranks)) for source, ranks in targets.items()]
+
+    def transfers(self) -> Iterator[Transfer]:
+        """Every transfer, one by one."""
+        routes = {bucket.stream: self.routes(bucket.stream) for bucket in self.buckets}
+        for number, bucket in enumerate(self.buckets):
+            for source, targets in routes[bucket.stream]:
+                yield Transfer(number, source, targets)
+
+    def _copies(self, stream: Stream) -> int:
+        return self.trainer.expert_copies if stream.is_expert else self.trainer.dense_copies
 
 
 def cut(
@@ -109,18 +166,10 @@ def gather_plan(
     `itemsize` is that of the dtype on the wire, in bytes. Raises LayoutError.
     """
     check_layouts(arch, trainer, generator)
-    placed = tensors(arch, trainer)
-    whole = [Piece(i, Range(0, tensor.length)) for i, tensor in enumerate(placed)]
-    size = _sizes(placed, itemsize)
-    everyone = tuple(range(generator.world_size))
-    buckets: list[Bucket] = []
-    transfers: list[Transfer] = []
-    for stage in range(trainer.pp):
-        of_stage = [piece for piece in whole if placed[piece.tensor].stage == stage]
-        for pieces in cut(of_stage, size, bucket_bytes):
-            transfers.append(Transfer(len(buckets), trainer.dense_rank(stage, 0, 0), everyone))
-            buckets.append(Bucket(stage, tuple(pieces), sum(map(size, pieces))))
-    return Plan(PlanKind.GATHER, tuple(placed), tuple(buckets), tuple(transfers))
+    placed, buckets = _gather_buckets(
+        arch, replace(trainer, dp=1), replace(generator, replicas=1), bucket_bytes, itemsize
+    )
+    return Plan(PlanKind.GATHER, trainer, generator, placed, buckets)
 
 
 def direct_plan(
@@ -137,17 +186,10 @@ def direct_plan(
     with fewer each serves several at once. Raises LayoutError.
     """
     check_layouts(arch, trainer, generator)
-    placed = tensors(arch, trainer)
-    streams = _streams(placed, arch, trainer, generator)
-    size = _sizes(placed, itemsize)
-    buckets: list[Bucket] = []
-    transfers: list[Transfer] = []
-    for stream, pieces in sorted(streams.items()):
-        routes = _routes(stream, trainer, generator)
-        for group in cut(pieces, size, bucket_bytes):
-            transfers += [Transfer(len(buckets), source, targets) for source, targets in routes]
-            buckets.append(Bucket(stream.stage, tuple(group), sum(map(size, group))))
-    return Plan(PlanKind.DIRECT, tuple(placed), tuple(buckets), tuple(transfers))
+    placed, buckets = _direct_buckets(
+        arch, replace(trainer, dp=1), replace(generator, replicas=1), bucket_bytes, itemsize
+    )
+    return Plan(PlanKind.DIRECT, trainer, generator, placed, buckets)
 
 
 PLANS: dict[PlanKind, Callable[..., Plan]] = {
@@ -155,16 +197,50 @@ PLANS: dict[PlanKind, Callable[..., Plan]] = {
     PlanKind.DIRECT: direct_plan,
 }
 
+# What is sent, for one copy of the trainer's shards and one replica: (tensors, buckets).
+_Content = tuple[tuple[PlacedTensor, ...], tuple[Bucket, ...]]
 
-@dataclass(frozen=True, order=True, slots=True)
-class _Stream:
-    """What the holders of one shard send to the same ranks of every replica."""
 
-    stage: int
-    is_expert: bool
-    ep_rank: int
-    part: int
-    tp_ranks: tuple[int, ...]
+@lru_cache(maxsize=4)
+def _gather_buckets(
+    arch: Architecture,
+    trainer: TrainerLayout,
+    generator: GeneratorLayout,
+    bucket_bytes: int,
+    itemsize: int,
+) -> _Content:
+    placed = tuple(tensors(arch, trainer))
+    size = _sizes(placed, itemsize)
+    everyone = tuple(range(generator.tp))
+    buckets: list[Bucket] = []
+    for stage, numbered in groupby(enumerate(placed), key=lambda item: item[1].stage):
+        stream = Stream(stage, is_expert=False, ep_rank=0, part=0, tp_ranks=everyone)
+        whole = [Piece(number, Range(0, tensor.length)) for number, tensor in numbered]
+        buckets += _filled(stream, whole, size, bucket_bytes)
+    return placed, tuple(buckets)
+
+
+@lru_cache(maxsize=4)
+def _direct_buckets(
+    arch: Architecture,
+    trainer: TrainerLayout,
+    generator: GeneratorLayout,
+    bucket_bytes: int,
+    itemsize: int,
+) -> _Content:
+    placed = tuple(tensors(arch, trainer))
+    size = _sizes(placed, itemsize)
+    buckets: list[Bucket] = []
+    for stream, pieces in sorted(_streams(placed, arch, trainer, generator).items()):
+        buckets += _filled(stream, pieces, size, bucket_bytes)
+    return placed, tuple(buckets)
+
+
+def _filled(
+    stream: Stream, pieces: Sequence[Piece], size: Callable[[Piece], int], bucket_bytes: int
+) -> Iterator[Bucket]:
+    for group in cut(pieces, size, bucket_bytes):
+        yield Bucket(stream, tuple(group), sum(map(size, group)))
 
 
 def _streams(
@@ -172,12 +248,12 @@ def _streams(
     arch: Architecture,
     trainer: TrainerLayout,
     generator: GeneratorLayout,
-) -> dict[_Stream, list[Piece]]:
+) -> dict[Stream, list[Piece]]:
     @cache
     def cuts(like: PlacedTensor) -> list[tuple[int, tuple[int, ...], Range]]:
         return _cuts(like, arch, trainer, generator)
 
-    streams: dict[_Stream, list[Piece]] = {}
+    streams: dict[Stream, list[Piece]] = {}
     for number, tensor in enumerate(placed):
         is_expert = tensor.expert is not None
         ep_rank = 0
@@ -185,7 +261,7 @@ def _streams(
             assert arch.experts is not None
             ep_rank = tensor.expert // (arch.experts.num // trainer.ep)
         for part, tp_ranks, piece in cuts(_anonymous(tensor, arch, generator)):
-            stream = _Stream(tensor.stage, is_expert, ep_rank, part, tp_ranks)
+            stream = Stream(tensor.stage, is_expert, ep_rank, part, tp_ranks)
             streams.setdefault(stream, []).append(Piece(number, piece))
     return streams
 
@@ -216,25 +292,6 @@ def _cuts(
         for part in holders
         if len(overlap := held(tensor, trainer, part) & wanted)
     ]
-
-
-def _routes(
-    stream: _Stream, trainer: TrainerLayout, generator: GeneratorLayout
-) -> list[tuple[int, tuple[int, ...]]]:
-    """(source, targets): the replicas dealt to the copies of the shard."""
-    copies = trainer.expert_copies if stream.is_expert else trainer.dense_copies
-    routes: dict[int, list[int]] = {}
-    for replica in range(generator.replicas):
-        spread = copies > generator.replicas
-        copy = replica * copies // generator.replicas if spread else replica % copies
-        source = (
-            trainer.expert_rank(stream.stage, stream.ep_rank, stream.part, copy)
-            if stream.is_expert
-            else trainer.dense_rank(stream.stage, stream.part, copy)
-        )
-        first = replica * generator.tp
-        routes.setdefault(source, []).extend(first + tp_rank for tp_rank in stream.tp_ranks)
-    return [(source, tuple(targets)) for source, targets in routes.items()]
 
 
 def _sizes(placed: Sequence[PlacedTensor], itemsize: int) -> Callable[[Piece], int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,11 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from megatron_magistral.analysis.memory import Training, generator_memory, trainer_memory
 from megatron_magistral.trainer.layout import LayoutError
 from megatron_magistral.weights.architecture import Architecture, ArchitectureError
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import direct_plan, gather_plan
-from megatron_magistral.weights.plan_cost import Links, Prediction, Senders, predict_all
+from megatron_magistral.weights.plan_cost import Links, Prediction, predict
 from megatron_magistral.weights.presets import find_model, num_parameters
 
 BAD_INPUT = 2
@@ -86,6 +87,7 @@ def weights(
     trainer_share: Annotated[float, typer.Option(help="Of the GPUs, for the trainer.")] = 0.5,
     bucket_mib: Annotated[int, typer.Option(min=1, help="Largest bucket.")] = 512,
     wire_bytes: Annotated[int, typer.Option(help="Bytes of an element on the wire.")] = 2,
+    gpu_memory_gib: Annotated[float, typer.Option(help="To warn of what cannot fit.")] = 80.0,
     link: Annotated[list[str] | None, typer.Option(help=LINK_HELP)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write this file.")] = None,
 ) -> None:
@@ -95,28 +97,36 @@ def weights(
         arch, links = find_model(model), _links(link or [])
     except (ArchitectureError, ValueError) as error:
         _refuse(str(error))
-    console = Console()
-    tables = _tables()
+    console, tables = Console(), _tables()
     rows: list[dict[str, Any]] = []
-    problems = []
+    problems: list[str] = []
     for num_gpus in gpus:
         try:
-            found = _predictions(arch, layouts, num_gpus, links, bucket_mib * MIB, wire_bytes)
+            trainer, generator = layouts.on(num_gpus)
+            plans = [
+                make(arch, trainer, generator, bucket_bytes=bucket_mib * MIB, itemsize=wire_bytes)
+                for make in (gather_plan, direct_plan)
+            ]
         except LayoutError as error:
             problems.append(f"--gpus {num_gpus}: {error}")
             continue
-        for prediction in found:
+        problems += [
+            f"--gpus {num_gpus}: {what} are {held_gib:.0f} GiB a GPU, more than {gpu_memory_gib:g}"
+            for what, held_gib in _held_gib(arch, trainer, generator, wire_bytes).items()
+            if held_gib > gpu_memory_gib
+        ]
+        for prediction in (predict(plan, links) for plan in plans):
             for table, cells in zip(tables, _cells(prediction), strict=True):
-                table.add_row(str(num_gpus), _plan_name(prediction), *cells)
+                table.add_row(str(num_gpus), prediction.kind.value, *cells)
             rows.append({"gpus": num_gpus, **asdict(prediction)})
     if rows:
         console.print(_headline(model, arch, wire_bytes), highlight=False, soft_wrap=True)
         console.print(*tables)
     for problem in problems:
-        console.print(problem, style="yellow", highlight=False)
+        console.print(problem, style="yellow", highlight=False, soft_wrap=True)
     if json_file is not None:
-        document = {"model": model, "links": asdict(links), "layout": asdict(layouts)}
-        json_file.write_text(json.dumps(document | {"predictions": rows}, indent=2) + "\n")
+        setting = {"model": model, "links": asdict(links), "layout": asdict(layouts)}
+        json_file.write_text(json.dumps({**setting, "predictions": rows}, indent=2) + "\n")
     if not rows:
         raise typer.Exit(BAD_INPUT)
 
@@ -142,20 +152,17 @@ def _links(settings: list[str]) -> Links:
     return Links(**values)
 
 
-def _predictions(
-    arch: Architecture,
-    layouts: Layouts,
-    gpus: int,
-    links: Links,
-    bucket_bytes: int,
-    wire_bytes: int,
-) -> list[Prediction]:
-    trainer, generator = layouts.on(gpus)
-    plans = [
-        make(arch, trainer, generator, bucket_bytes=bucket_bytes, itemsize=wire_bytes)
-        for make in (gather_plan, direct_plan)
-    ]
-    return predict_all(plans, trainer, generator, links)
+def _held_gib(
+    arch: Architecture, trainer: TrainerLayout, generator: GeneratorLayout, wire_bytes: int
+) -> dict[str, float]:
+    """GiB that a GPU must hold whatever else it does: without activations, logits and cache."""
+    stages = trainer_memory(arch, trainer, Training(microbatch_tokens=1, num_microbatches=1))
+    held = max(stage.weights + stage.gradients + stage.optimizer for stage in stages)
+    shape = replace(generator, replicas=1)
+    return {
+        "a trainer's weights, gradients and optimizer": held / GIB,
+        "a generator's weights": generator_memory(arch, shape, wire_bytes).weights / GIB,
+    }
 
 
 def _headline(model: str, arch: Architecture, wire_bytes: int) -> str:
@@ -186,12 +193,6 @@ def _tables() -> tuple[Table, Table]:
         for column in columns:
             table.add_column(column, justify="right", no_wrap=True)
     return tables
-
-
-def _plan_name(prediction: Prediction) -> str:
-    if prediction.senders is Senders.STAGE_LEADERS:
-        return "gather, leaders"
-    return prediction.kind.value
 
 
 def _cells(p: Prediction) -> tuple[list[str], list[str]]:

@@ -1,9 +1,11 @@
 """What an update by a plan costs, from the speeds of the links. Pure.
 
-A gather plan is followed in time as `WeightSender` carries it out:
+A gather plan is followed in time (`follow`) as `WeightSender` carries it out, with a sender on the
+first rank of each pipeline stage:
 
-    first bucket  |  pause, begin  |  its call  |  per bucket: wire, load; meanwhile the next is
-    gathered and its call waits  |  checksum, stamp, end, resume
+    first bucket  |  pause, begin  |  its call  |  per bucket: wire, meanwhile its digests are taken
+    and the next is gathered; load, meanwhile the next is announced  |  checksum  |  stamp, end,
+    resume
 
 A direct plan is bounded by its busiest rank: all that it sends or receives, one transfer after the
 other, while packing and loading go on beside it. Its receiver takes one call for the whole update.
@@ -13,33 +15,23 @@ Trainer and generators are on nodes of their own, unless all fit into one. GB is
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
-from megatron_magistral.weights.plan import Bucket, Plan, PlanKind
+from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.plan import Bucket, Plan, PlanKind, Stream
 
 GB = 1e9
 CALLS_TO_PAUSE = 2  # pause, begin
-CALLS_TO_RESUME = 4  # checksum, stamp, end, resume
-
-
-class Senders(StrEnum):
-    """Who speaks to the generators in a gather plan."""
-
-    ONE = "one rank"  # as `WeightSender` does: other stages hand their buckets to the first
-    STAGE_LEADERS = "stage leaders"  # each in its turn: an engine takes one bucket at a time
-    HOLDERS = "all holders"  # a direct plan
+CALLS_TO_RESUME = 3  # stamp, end, resume
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
     """Speeds that are reached, per GPU or NIC and direction; the defaults are an H100 cluster's.
 
-    `overlap` is 1 where copies and wire do not slow each other down, 0 where they share the same
-    cores, as over gloo.
+    Copies and wire do not slow each other down.
     """
 
     gpus_per_node: int = 8
@@ -65,7 +57,6 @@ class Links:
     http_tensor_s: float = 0.4e-6
     # Assumed: what Python and a kernel launch cost for each tensor that is loaded or laid out.
     tensor_s: float = 30e-6
-    overlap: float = 1.0
 
     def within_node(self) -> float:
         return self.nvlink_gb_s or self.pcie_gb_s
@@ -83,11 +74,6 @@ class Links:
         each_s = self.http_each_s + num_tensors * self.http_tensor_s
         return self.http_call_s + num_engines * each_s
 
-    def both(self, hidden_s: float, shown_s: float) -> float:
-        """Seconds for two things at the same time."""
-        together, after = max(hidden_s, shown_s), hidden_s + shown_s
-        return self.overlap * together + (1 - self.overlap) * after
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
@@ -99,7 +85,6 @@ class Prediction:
     """
 
     kind: PlanKind
-    senders: Senders
     num_buckets: int
     first_bucket_s: float
     gather_s: float
@@ -108,6 +93,7 @@ class Prediction:
     wire_s: float
     load_s: float
     transfer_s: float
+    checksum_s: float
     resume_s: float
     pause_s: float
     total_s: float
@@ -118,23 +104,20 @@ class Prediction:
     generator_extra_bytes: int
 
 
-def predict(
-    plan: Plan,
-    trainer: TrainerLayout,
-    generator: GeneratorLayout,
-    links: Links,
-    senders: Senders = Senders.ONE,
-) -> Prediction:
-    """The cost of one update; `senders` matters for a gather plan alone."""
+def predict(plan: Plan, links: Links) -> Prediction:
+    """The cost of one update."""
     if plan.kind is PlanKind.DIRECT:
-        return _predict_direct(plan, trainer, generator, links)
-    return _predict_gather(plan, trainer, generator, links, senders)
+        return _predict_direct(plan, links)
+    return _predict_gather(plan, links)
 
 
-@dataclass(frozen=True)
-class _BucketCost:
+@dataclass(frozen=True, kw_only=True)
+class BucketCost:
+    """Seconds that a bucket takes in each place, were it alone there."""
+
     gather_s: float
     convert_s: float
+    digest_s: float
     call_s: float
     wire_s: float
     load_s: float
@@ -144,55 +127,91 @@ class _BucketCost:
         return self.gather_s + self.convert_s
 
 
-def _predict_gather(
-    plan: Plan, trainer: TrainerLayout, generator: GeneratorLayout, links: Links, senders: Senders
-) -> Prediction:
-    costs = [
-        _bucket_cost(plan, bucket, trainer, generator, links, senders) for bucket in plan.buckets
-    ]
-    # Leaders gather side by side: of a leader's time only its own turns count.
-    hidden_per_turn = trainer.pp if senders is Senders.STAGE_LEADERS else 1
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Seconds of an update, one part after the other."""
+
+    first_bucket_s: float
+    pausing_s: float
+    transfer_s: float
+    checksum_s: float
+    resume_s: float
+
+    @property
+    def pause_s(self) -> float:
+        return self.pausing_s + self.transfer_s + self.checksum_s + self.resume_s
+
+    @property
+    def total_s(self) -> float:
+        return self.first_bucket_s + self.pause_s
+
+
+def follow(
+    costs: Sequence[BucketCost],
+    *,
+    call_s: float,
+    setup_s: float = 0.0,
+    overlap: float = 1.0,
+    num_leaders: int = 1,
+) -> Timeline:
+    """A gathered update in time. `call_s` is that of a control call to all engines, `setup_s` what
+    gathering takes before its first bucket.
+
+    `overlap` is how much of the shorter of two things is hidden behind the longer one: 1 where they
+    use different hardware, 0 where they share a core. `num_leaders` gather side by side and take
+    turns on the wire.
+    """
     transfer_s = costs[0].call_s
     for cost, following in zip(costs, [*costs[1:], None], strict=True):
-        # The next bucket is gathered and announced while this one is received and loaded.
-        hidden_s = following.prepare_s / hidden_per_turn + following.call_s if following else 0.0
-        transfer_s += links.both(hidden_s, cost.wire_s + cost.load_s)
-    call_s = links.calls(generator.replicas)
-    resume_s = CALLS_TO_RESUME * call_s
-    pause_s = CALLS_TO_PAUSE * call_s + transfer_s + resume_s
-    num_bytes = sum(bucket.num_bytes for bucket in plan.buckets)
+        work_s = cost.digest_s + (following.prepare_s if following else 0.0)
+        next_call_s = following.call_s if following else 0.0
+        # Of a leader's time only its own turns count.
+        together_s = max(work_s / num_leaders, cost.wire_s) + max(next_call_s, cost.load_s)
+        apart_s = work_s + cost.wire_s + next_call_s + cost.load_s
+        transfer_s += overlap * together_s + (1 - overlap) * apart_s
+    return Timeline(
+        first_bucket_s=setup_s + costs[0].prepare_s,
+        pausing_s=CALLS_TO_PAUSE * call_s,
+        transfer_s=transfer_s,
+        # Engines read back what the sender took the digests of.
+        checksum_s=call_s + sum(cost.digest_s for cost in costs),
+        resume_s=CALLS_TO_RESUME * call_s,
+    )
+
+
+def _predict_gather(plan: Plan, links: Links) -> Prediction:
+    trainer = plan.trainer
+    costs = [_bucket_cost(plan, bucket, links) for bucket in plan.buckets]
+    call_s = links.calls(plan.generator.replicas)
+    times = follow(costs, call_s=call_s, num_leaders=trainer.pp)
+    of_stage: defaultdict[int, int] = defaultdict(int)
+    for bucket in plan.buckets:
+        of_stage[bucket.stage] += bucket.num_bytes
     largest = max(bucket.num_bytes for bucket in plan.buckets)
-    num_leaders = trainer.pp if senders is Senders.STAGE_LEADERS else 1
     return Prediction(
         kind=plan.kind,
-        senders=senders,
         num_buckets=len(plan.buckets),
-        first_bucket_s=costs[0].prepare_s,
+        first_bucket_s=times.first_bucket_s,
         gather_s=sum(cost.gather_s for cost in costs),
         convert_s=sum(cost.convert_s for cost in costs),
         call_s=sum(cost.call_s for cost in costs),
         wire_s=sum(cost.wire_s for cost in costs),
         load_s=sum(cost.load_s for cost in costs),
-        transfer_s=transfer_s,
-        resume_s=resume_s,
-        pause_s=pause_s,
-        total_s=costs[0].prepare_s + pause_s,
-        sent_bytes=num_bytes // num_leaders,
-        received_bytes=num_bytes,
-        gathered_bytes=num_bytes * (trainer.tp - 1) // trainer.tp,
+        transfer_s=times.transfer_s,
+        checksum_s=times.checksum_s,
+        resume_s=times.resume_s,
+        pause_s=times.pause_s,
+        total_s=times.total_s,
+        sent_bytes=max(of_stage.values()),
+        received_bytes=sum(of_stage.values()),
+        gathered_bytes=max(of_stage.values()) * (trainer.tp - 1) // trainer.tp,
         trainer_extra_bytes=2 * largest,  # one on the wire, the next being filled
         generator_extra_bytes=largest,
     )
 
 
-def _bucket_cost(
-    plan: Plan,
-    bucket: Bucket,
-    trainer: TrainerLayout,
-    generator: GeneratorLayout,
-    links: Links,
-    senders: Senders,
-) -> _BucketCost:
+def _bucket_cost(plan: Plan, bucket: Bucket, links: Links) -> BucketCost:
+    trainer, generator = plan.trainer, plan.generator
     size = bucket.num_bytes / GB
     tensors = len(bucket.pieces)
     is_expert = plan.tensors[bucket.pieces[0].tensor].expert is not None
@@ -200,12 +219,11 @@ def _bucket_cost(
     gather_s = 0.0
     if parts > 1:
         gather_s += links.collective_s + size * (parts - 1) / parts / links.span(parts)
-    if senders is Senders.ONE and bucket.stage > 0:
-        gather_s += links.collective_s + size / links.span(trainer.world_size)
     world_size = trainer.world_size + generator.world_size
-    return _BucketCost(
+    return BucketCost(
         gather_s=gather_s,
         convert_s=size / links.hbm_copy_gb_s + tensors * links.tensor_s,
+        digest_s=size / ChecksumSettings().sample_stride / links.hbm_copy_gb_s,
         call_s=links.calls(generator.replicas, tensors),
         wire_s=links.collective_s
         + generator.world_size * links.hop_s
@@ -214,43 +232,43 @@ def _bucket_cost(
     )
 
 
-def _predict_direct(
-    plan: Plan, trainer: TrainerLayout, generator: GeneratorLayout, links: Links
-) -> Prediction:
-    sent: Counter[int] = Counter()
-    received: Counter[int] = Counter()
-    sends: Counter[int] = Counter()
-    receives: Counter[int] = Counter()
-    pieces_out: Counter[int] = Counter()
-    pieces_in: Counter[int] = Counter()
-    for transfer in plan.transfers:
-        bucket = plan.buckets[transfer.bucket]
-        sent[transfer.source] += bucket.num_bytes
-        sends[transfer.source] += 1
-        pieces_out[transfer.source] += len(bucket.pieces)
-        for target in transfer.targets:
-            received[target] += bucket.num_bytes
-            receives[target] += 1
-            pieces_in[target] += len(bucket.pieces)
-    speed = links.span(trainer.world_size + generator.world_size) * GB
-    most_sent, most_received = max(sent.values()), max(received.values())
-    wire_s = max(
-        _busiest(sent, sends, speed, links.collective_s),
-        _busiest(received, receives, speed, links.collective_s),
-    )
+@dataclass
+class _Traffic:
+    """What one rank sends, or receives."""
+
+    num_bytes: int = 0
+    num_transfers: int = 0
+    num_pieces: int = 0
+
+    def add(self, other: _Traffic) -> None:
+        self.num_bytes += other.num_bytes
+        self.num_transfers += other.num_transfers
+        self.num_pieces += other.num_pieces
+
+
+def _predict_direct(plan: Plan, links: Links) -> Prediction:
+    sent, received = _direct_traffic(plan)
     hbm = links.hbm_copy_gb_s * GB
-    convert_s = _busiest(sent, pieces_out, hbm, links.tensor_s)
-    load_s = _busiest(received, pieces_in, hbm, links.tensor_s)
-    first_s = convert_s / max(1, max(sends.values()))
-    last_s = load_s / max(1, max(receives.values()))
-    transfer_s = links.both(links.both(convert_s, load_s), wire_s) + last_s
-    call_s = links.calls(generator.replicas)
+    speed = links.span(plan.trainer.world_size + plan.generator.world_size) * GB
+    wire_s = max(
+        traffic.num_bytes / speed + traffic.num_transfers * links.collective_s
+        for traffic in (*sent, *received)
+    )
+    convert_s, load_s = (
+        max(side.num_bytes / hbm + side.num_pieces * links.tensor_s for side in traffic)
+        for traffic in (sent, received)
+    )
+    first_s = convert_s / max(side.num_transfers for side in sent)
+    last_s = load_s / max(side.num_transfers for side in received)
+    transfer_s = max(convert_s, load_s, wire_s) + last_s
+    call_s = links.calls(plan.generator.replicas)
     resume_s = CALLS_TO_RESUME * call_s
-    pause_s = (CALLS_TO_PAUSE + 1) * call_s + transfer_s + resume_s
+    received_bytes = max(side.num_bytes for side in received)
+    checksum_s = call_s + received_bytes / ChecksumSettings().sample_stride / hbm
+    pause_s = (CALLS_TO_PAUSE + 1) * call_s + transfer_s + checksum_s + resume_s
     largest = max(bucket.num_bytes for bucket in plan.buckets)
     return Prediction(
         kind=plan.kind,
-        senders=Senders.HOLDERS,
         num_buckets=len(plan.buckets),
         first_bucket_s=first_s,
         gather_s=0.0,
@@ -259,31 +277,28 @@ def _predict_direct(
         wire_s=wire_s,
         load_s=load_s,
         transfer_s=transfer_s,
+        checksum_s=checksum_s,
         resume_s=resume_s,
         pause_s=pause_s,
         total_s=first_s + pause_s,
-        sent_bytes=most_sent,
-        received_bytes=most_received,
+        sent_bytes=max(side.num_bytes for side in sent),
+        received_bytes=received_bytes,
         gathered_bytes=0,
         trainer_extra_bytes=2 * largest,
         generator_extra_bytes=2 * largest,
     )
 
 
-def _busiest(num_bytes: Counter[int], counts: Counter[int], speed: float, each_s: float) -> float:
-    return max(num_bytes[rank] / speed + counts[rank] * each_s for rank in num_bytes)
-
-
-def predict_all(
-    plans: Sequence[Plan], trainer: TrainerLayout, generator: GeneratorLayout, links: Links
-) -> list[Prediction]:
-    """Every plan with every kind of sender that it can have."""
-    found = []
-    for plan in plans:
-        if plan.kind is PlanKind.DIRECT:
-            found.append(predict(plan, trainer, generator, links))
-            continue
-        found.append(predict(plan, trainer, generator, links, Senders.ONE))
-        if trainer.pp > 1:
-            found.append(predict(plan, trainer, generator, links, Senders.STAGE_LEADERS))
-    return found
+def _direct_traffic(plan: Plan) -> tuple[list[_Traffic], list[_Traffic]]:
+    """Of every trainer rank that sends, and of the ranks of one replica: all receive alike."""
+    of_stream: defaultdict[Stream, _Traffic] = defaultdict(_Traffic)
+    for bucket in plan.buckets:
+        of_stream[bucket.stream].add(_Traffic(bucket.num_bytes, 1, len(bucket.pieces)))
+    sent: defaultdict[int, _Traffic] = defaultdict(_Traffic)
+    received: defaultdict[int, _Traffic] = defaultdict(_Traffic)
+    for stream, traffic in of_stream.items():
+        for replica in range(plan.num_sources(stream)):
+            sent[plan.source(stream, replica)].add(traffic)
+        for tp_rank in stream.tp_ranks:
+            received[tp_rank].add(traffic)
+    return list(sent.values()), list(received.values())

@@ -12,7 +12,7 @@ from megatron_magistral.weights.architecture import (
     Family,
     read_config,
 )
-from megatron_magistral.weights.names import hf_shapes
+from megatron_magistral.weights.placement import TrainerLayout, tensors
 
 MIB = 1 << 20
 
@@ -113,7 +113,7 @@ def sized(size_mib: float) -> Architecture:
 
 
 def num_parameters(arch: Architecture) -> int:
-    return sum(math.prod(shape) for shape in hf_shapes(arch).values())
+    return sum(tensor.num_elements for tensor in tensors(arch, TrainerLayout()))
 
 
 def find_model(text: str) -> Architecture:

@@ -1,31 +1,33 @@
 """The buckets of one update on their way: gathered, sent and loaded at the same time.
 
-    this rank   gather 0 | gather 1          | gather 2          | ...
-    wire                 | broadcast 0       | broadcast 1       | ...
-    engine               | receive 0, load 0 | receive 1, load 1 | ...
+    stage 0   gather 0 | gather 2                              | gather 4 ...
+    stage 1   gather 1 |                   | gather 3          | ...
+    wire               | broadcast 0       | broadcast 1       | broadcast 2 | ...
+    engine             | receive 0, load 0 | receive 1, load 1 | ...
 
-An engine takes one bucket at a time, in the order of the calls that announce them. The call for the
-next bucket waits there while the one before is received and loaded (its bound counts from then on),
-so that neither wire nor engine waits for a round trip. SGLang queues calls as they come; were two
-buckets of equal shapes taken for each other all the same, the digests that every update reads back
-of a tensor of each bucket would tell.
+Each pipeline stage has a lane of its own; they take turns, one bucket each, as long as they have
+any. A stage gathers its next bucket while its last one or another stage's is on the wire.
+
+An engine takes buckets in the order of the calls that announce them. Two calls on two connections
+can overtake each other, and a bucket could be taken for another of the same size: so a bucket is
+announced once the one before has left the wire. Its call then waits at the engine while that one
+is loaded (its bound counts from then on), so that no round trip is felt. Were calls swapped all the
+same, the digests that every update reads back of a tensor of each bucket would tell.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from megatron_magistral.rollout.engine import EngineControl, EngineError, Phase
 from megatron_magistral.weights.engine_set import EngineSet, PendingCalls
-from megatron_magistral.weights.flatten import FlatBucket, flatten
-from megatron_magistral.weights.group import HostedGroup, Sending
-from megatron_magistral.weights.verify import Verifier
+from megatron_magistral.weights.lane import Lane, Specs
+from megatron_magistral.weights.verify import Digests, Verifier
 
 # One call that an engine works on, and one that waits there for its turn.
 MAX_CALLS = 2
@@ -33,6 +35,8 @@ MAX_CALLS = 2
 LOOK_S = 0.01
 # How long engines get to report, once one has broken a transfer or a connection.
 REPORT_GRACE_S = 5.0
+# How long a rank that sends may take to be known as dead, once engines miss its bytes.
+LOST_GRACE_S = 0.5
 
 
 class TransferBroken(RuntimeError):
@@ -44,57 +48,28 @@ class TransferBroken(RuntimeError):
         self.why = why
 
 
-class FlatSource:
-    """Pulls buckets, flattens them and counts the seconds that takes."""
-
-    def __init__(
-        self, buckets: Iterable[Sequence[tuple[str, Tensor]]], dtype: torch.dtype | None
-    ) -> None:
-        self._iterator: Iterator[Sequence[tuple[str, Tensor]]] = iter(buckets)
-        self._dtype = dtype
-        self._prepared: FlatBucket | None = None
-        self.busy_s = 0.0
-
-    def prepare(self) -> FlatBucket | None:
-        """The bucket that `next` will return."""
-        self._prepared = self.next()
-        return self._prepared
-
-    def next(self) -> FlatBucket | None:
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            return prepared
-        start = time.monotonic()
-        named = next(self._iterator, None)
-        bucket = None if named is None else flatten(named, self._dtype)
-        self.busy_s += time.monotonic() - start
-        return bucket
-
-    def drain(self) -> None:
-        self._prepared = None
-        for _ in self._iterator:
-            pass
-
-
 class BucketStream:
-    """Moves what is in `source` to all engines of `group`."""
+    """Moves what is in `lanes` to all engines. All methods raise LaneLost."""
 
-    def __init__(
-        self,
-        source: FlatSource,
-        group: HostedGroup,
-        engines: EngineSet,
-        verifier: Verifier,
-        transfer_s: float,
-    ) -> None:
-        self._source = source
-        self._group = group
+    def __init__(self, lanes: Sequence[Lane], engines: EngineSet, verifier: Verifier) -> None:
+        self._lanes = lanes
         self._engines = engines
         self._verifier = verifier
-        self._transfer_s = transfer_s
         self._calls: deque[PendingCalls] = deque()
+        self._first: dict[Lane, Specs] = {}
         self.num_buckets = 0
         self.num_bytes = 0
+
+    def prepare(self) -> str:
+        """Make the first bucket of every lane ready. Why that is not all right, or nothing."""
+        for lane in self._lanes:
+            specs = lane.next()
+            if specs is None:
+                continue
+            if stranger := self._verifier.stranger(specs):
+                return stranger
+            self._first[lane] = specs
+        return "" if self._first else "no buckets"
 
     def run(self) -> None:
         """Send all buckets; returns when every engine has loaded the last one.
@@ -102,48 +77,71 @@ class BucketStream:
         Raises:
             TransferBroken: an engine failed, a bucket is not in the manifest, or one was missing.
         """
-        bucket = self._source.next()
-        if bucket is not None:
-            self._announce(bucket)
-        while bucket is not None:
-            sending = self._group.broadcast(bucket.data, self._transfer_s)
-            self._verifier.add(bucket)
+        for lane, specs in self._turns():
+            self._await_wires()
+            self._await_calls(MAX_CALLS - 1)
+            self._announce(lane, specs)
+            lane.start()
             self.num_buckets += 1
-            self.num_bytes += bucket.num_bytes
-            bucket = self._source.next()
-            if bucket is not None:
-                self._await_calls(MAX_CALLS - 1)
-                self._announce(bucket)
-            self._await_wire(sending)
+            self.num_bytes += num_bytes(specs)
+        self._await_wires()
         self._await_calls(0)
+        digests: Digests = {}
+        for lane in self._lanes:
+            digests |= lane.digests()
         if unsent := self._verifier.unsent():
             raise TransferBroken([], f"never sent: {unsent}")
+        self._verifier.expect(digests)
 
-    def _announce(self, bucket: FlatBucket) -> None:
-        if stranger := self._verifier.stranger(bucket):
+    def _turns(self) -> Iterator[tuple[Lane, Specs]]:
+        """Every bucket, in the order of the engines; made ready when its turn comes."""
+        turns = deque(self._first)
+        while turns:
+            lane = turns.popleft()
+            specs = self._first.pop(lane, None) or lane.next()
+            if specs is not None:
+                yield lane, specs
+                turns.append(lane)
+
+    def _announce(self, lane: Lane, specs: Specs) -> None:
+        if stranger := self._verifier.stranger(specs):
             raise TransferBroken([], stranger)
-        load = partial(
-            EngineControl.update_bucket, specs=bucket.specs, group_name=self._group.address.name
-        )
+        self._verifier.sent(specs)
+        load = partial(EngineControl.update_bucket, specs=specs, group_name=lane.group_name)
         self._calls.append(self._engines.start(Phase.TRANSFER, load))
 
     def _await_calls(self, most: int) -> None:
         """Wait until at most so many calls have no answer."""
         while len(self._calls) > most:
-            if errors := self._calls[0].wait():
-                raise TransferBroken(errors)
+            while not self._calls[0].settled(LOOK_S):
+                self._check_lanes()
+            if self._calls[0].failures():
+                raise self._broken()
             self._calls.popleft()
 
-    def _await_wire(self, sending: Sending) -> None:
-        """Wait for a broadcast, but not for one that an engine has already given up."""
-        while not sending.wait(LOOK_S):
-            if any(calls.failures() for calls in self._calls):
-                raise self._broken("broadcast given up")
-        if why := sending.failure():
-            raise self._broken(why)
+    def _await_wires(self) -> None:
+        """Wait for the broadcast, but not for one that an engine has already given up."""
+        for lane in self._lanes:
+            while not lane.wait(LOOK_S):
+                self._check_lanes()
+                if any(calls.failures() for calls in self._calls):
+                    raise self._broken("broadcast given up")
+            if why := lane.failure():
+                raise self._broken(why)
 
-    def _broken(self, why: str) -> TransferBroken:
-        failures = [error for calls in self._calls for error in calls.failures()]
+    def _check_lanes(self, grace_s: float = 0.0) -> None:
+        deadline = time.monotonic() + grace_s
+        for lane in self._lanes:
+            lane.check(max(0.0, deadline - time.monotonic()))
+
+    def _broken(self, why: str = "") -> TransferBroken:
+        """What was the first to fail; what follows from it is left out."""
+        failures = next((found for calls in self._calls if (found := calls.failures())), [])
         if not failures and self._calls:
             failures = self._calls[0].wait_for_failure(REPORT_GRACE_S)
+        self._check_lanes(LOST_GRACE_S)  # engines are not to blame for bytes that nobody sends
         return TransferBroken(failures, why)
+
+
+def num_bytes(specs: Specs) -> int:
+    return sum(torch.Size(s.shape).numel() * getattr(torch, s.dtype).itemsize for s in specs)

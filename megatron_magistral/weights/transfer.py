@@ -1,9 +1,10 @@
 """New weights into running SGLang servers, in place and in the middle of generation.
 
-Runs on trainer rank 0. The other trainer ranks only iterate the same buckets, since gathering
-them is collective. Order of an update:
+Runs on trainer rank 0, which alone speaks to engines. What it holds it sends itself; the leader of
+every other pipeline stage sends what that stage holds, over a group of its own, when rank 0 says
+so (leader.py). Other trainer ranks only take part in gathering. Order of an update:
 
-    gather bucket 0        generation runs
+    gather first buckets   generation runs
     pause, begin           on every engine; a paused request keeps its KV cache
     for each bucket        broadcast and load, see stream.py; the next is gathered meanwhile
     compare checksums      of what arrived with what was sent
@@ -36,15 +37,11 @@ from megatron_magistral.rollout.engine import (
 )
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.engine_set import EngineSet, Step
-from megatron_magistral.weights.group import HostedGroup, host_group
+from megatron_magistral.weights.lane import FlatSource, Lane, LaneLost, OwnLane
+from megatron_magistral.weights.leader import PeerLane
 from megatron_magistral.weights.manifest import Layout, place
-from megatron_magistral.weights.stream import (
-    REPORT_GRACE_S,
-    BucketStream,
-    FlatSource,
-    TransferBroken,
-)
-from megatron_magistral.weights.verify import Verifier
+from megatron_magistral.weights.stream import REPORT_GRACE_S, BucketStream, TransferBroken
+from megatron_magistral.weights.verify import Verifier, Views
 
 
 @dataclass(frozen=True)
@@ -65,11 +62,12 @@ class EngineAddress:
 class UpdateTimings:
     """Seconds of one update. `pause_s` is all that generation felt.
 
-    prepare_s   first bucket gathered and flattened, before the pause
+    prepare_s   first bucket of every stage gathered and flattened, before the pause
     pause_s     from the first pause call to the last resume answer
     transfer_s  from the first broadcast to the last bucket loaded, part of the pause
     checksum_s  reading back the digests of `num_checked` tensors, part of the pause
-    gather_s    gathering and flattening later buckets, hidden behind the wire while smaller
+    gather_s    gathering and flattening this rank's later buckets, hidden behind the wire while
+                smaller
     """
 
     version: int
@@ -113,11 +111,12 @@ class UpdateFailed(RuntimeError):
 
 
 class WeightSender:
-    """Sends versions of the weights from this process to a set of engines.
+    """Sends versions of the weights from this process, and from `peers`, to a set of engines.
 
-    `manifest` names every tensor that an update consists of. `host` is the address of this process
-    as engines reach it. `dtype` is what engines compute in; tensors are converted while they are
-    flattened. Use it as a context manager or call `close`.
+    `peers` are the leaders of the other pipeline stages, in their order; they must be serving while
+    `connect` or `send` runs, until `release`. `manifest` names every tensor that an update consists
+    of. `host` is the address of this process as engines reach it. `dtype` is what engines compute
+    in; tensors are converted while they are flattened. Use it as a context manager or call `close`.
     """
 
     def __init__(
@@ -129,15 +128,17 @@ class WeightSender:
         dtype: torch.dtype | None = None,
         timeouts: ControlTimeouts | None = None,
         checksums: ChecksumSettings | None = None,
+        peers: Sequence[PeerLane] = (),
     ) -> None:
         self._manifest = tuple(manifest)
         self._checksums = checksums or ChecksumSettings()
-        self._backend = backend
-        self._host = host
         self._dtype = dtype
         self._timeouts = timeouts or ControlTimeouts()
+        self._own = OwnLane(host, backend, self._timeouts)
+        self._peers = tuple(peers)
+        self._lanes: tuple[Lane, ...] = (self._own, *self._peers)
         self._engines = EngineSet([])
-        self._group: HostedGroup | None = None
+        self._is_connected = False
         self._verifier = Verifier((), {}, self._checksums)
 
     def __enter__(self) -> Self:
@@ -158,15 +159,16 @@ class WeightSender:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a group to send over: not before `connect`, nor after a failure."""
-        return self._group is not None
+        """Whether there are groups to send over: not before `connect`, nor after a failure."""
+        return self._is_connected
 
     def connect(self, engines: Sequence[EngineAddress]) -> None:
-        """Form a new group with exactly these engines; a former one is left first.
+        """Form new groups with exactly these engines; former ones are left first.
 
         Raises:
             UpdateFailed: an engine is not there, is too old, lacks the plugin, cannot hold exactly
                 the tensors of the manifest, or did not join.
+            LaneLost: the leader of another stage is gone or silent.
         """
         self.close()
         self._engines = EngineSet(
@@ -181,70 +183,92 @@ class WeightSender:
 
         self._require(self._engines.run(Phase.MANIFEST, compare_manifest))
         self._verifier = Verifier(self._manifest, layouts, self._checksums)
-        self._group = self._join(engines)
+        self._join(engines)
+        self._is_connected = True
 
-    def _join(self, engines: Sequence[EngineAddress]) -> HostedGroup:
-        world_size = 1 + sum(engine.tp for engine in engines)
-        group = host_group(self._host, world_size, self._backend, self._timeouts.join_s)
+    def _join(self, engines: Sequence[EngineAddress]) -> None:
+        """One group after the other, in the same order everywhere, so that nobody waits in a ring
+        of ranks that each join another one."""
+        views = self._verifier.views
+        for number, lane in enumerate(self._lanes):
+            try:
+                self._join_lane(lane, engines, views)
+            except (UpdateFailed, LaneLost):
+                self._leave(self._lanes[:number])
+                raise
+
+    def _join_lane(self, lane: Lane, engines: Sequence[EngineAddress], views: Views) -> None:
+        address = lane.host(1 + sum(engine.tp for engine in engines))
         offsets = dict(zip(self._engines.names, _rank_offsets(engines), strict=True))
 
         async def join(engine: EngineControl) -> None:
-            await engine.join_update_group(group.address, offsets[engine.name])
+            await engine.join_update_group(address, offsets[engine.name])
 
         joining = self._engines.start(Phase.JOIN, join)
-        why = ""
-        try:
-            group.join()
-        except RuntimeError as error:
-            why = f"no complete group within {self._timeouts.join_s:g} s: {error}"
+        why = lane.join(views)
         errors = joining.wait(REPORT_GRACE_S)
         if errors or why:
-            group.leave()
+            lane.leave()
             # An engine that refused made the others wait in vain.
             errors = [e for e in errors if not isinstance(e, EngineTimeout)] or errors
             raise UpdateFailed("connect", errors, self._engines.names, why)
-        return group
 
     def send(self, buckets: Iterable[Sequence[tuple[str, Tensor]]], version: int) -> UpdateTimings:
         """Replace the weights of every engine by `buckets` and name them `version`.
 
-        The buckets are always iterated to the end, also on failure: other trainer ranks gather
-        them in lockstep and would otherwise wait for this one.
+        `buckets` are those of this rank's stage; peers have their own. They are always iterated
+        to the end, also on failure: other trainer ranks gather them in lockstep and would otherwise
+        wait for this one.
 
         Raises:
-            UpdateFailed: see there. The group is gone then: `connect` again.
+            UpdateFailed: see there. The groups are gone then: `connect` again.
+            LaneLost: the leader of another stage is gone or silent. Engines are left as they were
+                when that was found: paused, once an update had paused them.
         """
-        if self._group is None:
+        if not self._is_connected:
             raise RuntimeError("WeightSender.send needs a `connect`, also after a failed update")
         source = FlatSource(buckets, self._dtype)
         try:
-            return self._update(source, self._group, version)
+            return self._update(source, version)
+        except LaneLost:
+            self._abandon_groups()
+            raise
         finally:
             source.drain()
 
+    def release(self) -> None:
+        """Let the other stages' leaders go on. Raises LaneLost."""
+        for peer in self._peers:
+            peer.release()
+
     def close(self) -> None:
-        """Leave the group and end the control thread. Engines keep what they have."""
-        if self._group is not None:
-            leave = partial(EngineControl.leave_update_group, group_name=self._group.address.name)
-            self._engines.run(Phase.LEAVE, leave)  # an engine that is gone has left, too
-            self._group.leave()
-            self._group = None
+        """Leave the groups and end the control thread. Engines keep what they have."""
+        if self._is_connected:
+            self._leave(self._lanes)
+            self._is_connected = False
         self._engines.close()
         self._engines = EngineSet([])
 
-    def _update(self, source: FlatSource, group: HostedGroup, version: int) -> UpdateTimings:
-        first = source.prepare()
-        if first is None:
-            raise ValueError(f"update to version {version}: no buckets")
-        if stranger := self._verifier.stranger(first):
-            raise ValueError(f"update to version {version}: {stranger}")
-        del first  # its memory belongs to the stream
-        self._verifier.begin(version)
-        prepare_s = source.busy_s
+    def _leave(self, lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            leave = partial(EngineControl.leave_update_group, group_name=lane.group_name)
+            self._engines.run(Phase.LEAVE, leave)  # an engine that is gone has left, too
+            lane.leave()
+
+    def _update(self, source: FlatSource, version: int) -> UpdateTimings:
+        begun_at = time.monotonic()
+        chosen = self._verifier.begin(version)
+        for peer in self._peers:  # they gather while this rank does
+            peer.open(chosen)
+        self._own.open(source, chosen)
+        stream = BucketStream(self._lanes, self._engines, self._verifier)
+        if why := stream.prepare():
+            raise ValueError(f"update to version {version}: {why}")
+        gathered_s = source.busy_s
         paused_at = time.monotonic()
         self._open_sessions(version)
         transfer_at = time.monotonic()
-        stream = self._transfer(source, group, version)
+        self._transfer(stream, version)
         checksum_at = time.monotonic()
         compare = partial(self._verifier.compare, version=version)
         wrong = self._engines.run(Phase.CHECKSUM, compare)
@@ -254,11 +278,11 @@ class WeightSender:
             version=version,
             num_buckets=stream.num_buckets,
             num_bytes=stream.num_bytes,
-            prepare_s=prepare_s,
+            prepare_s=paused_at - begun_at,
             pause_s=time.monotonic() - paused_at,
             transfer_s=checksum_at - transfer_at,
             checksum_s=closing_at - checksum_at,
-            gather_s=source.busy_s - prepare_s,
+            gather_s=source.busy_s - gathered_s,
             num_checked=self._verifier.num_checked,
         )
 
@@ -277,18 +301,15 @@ class WeightSender:
                 errors += self._engines.run(Phase.RESUME, EngineControl.resume, healthy)
                 self._fail(version, errors)
 
-    def _transfer(self, source: FlatSource, group: HostedGroup, version: int) -> BucketStream:
+    def _transfer(self, stream: BucketStream, version: int) -> None:
         """Broadcast and load all buckets."""
-        timeout_s = self._timeouts.transfer_s
-        stream = BucketStream(source, group, self._engines, self._verifier, timeout_s)
         try:
             stream.run()
         except TransferBroken as broken:
-            self._abandon_group()
+            self._abandon_groups()
             raise UpdateFailed(
                 _doing(version), broken.errors, self._engines.names, broken.why
             ) from broken
-        return stream
 
     def _close_sessions(self, version: int, wrong: Sequence[EngineError]) -> None:
         """Stamp, end and resume all but those in `wrong`.
@@ -310,7 +331,7 @@ class WeightSender:
     def _fail(
         self, version: int, errors: Sequence[EngineError], updated: Sequence[str] = ()
     ) -> None:
-        self._abandon_group()
+        self._abandon_groups()
         quarantined = sorted({error.engine for error in errors})
         raise UpdateFailed(_doing(version), errors, quarantined, updated=updated)
 
@@ -318,10 +339,10 @@ class WeightSender:
         if errors:
             raise UpdateFailed("connect", errors, [error.engine for error in errors])
 
-    def _abandon_group(self) -> None:
-        if self._group is not None:
-            self._group.abandon()
-            self._group = None
+    def _abandon_groups(self) -> None:
+        self._is_connected = False
+        for lane in self._lanes:
+            lane.abandon()
 
 
 def _doing(version: int) -> str:
@@ -329,7 +350,7 @@ def _doing(version: int) -> str:
 
 
 def _rank_offsets(engines: Sequence[EngineAddress]) -> list[int]:
-    """First group rank of each engine; rank 0 is the trainer."""
+    """First rank of each engine in a group; rank 0 is the trainer rank that sends."""
     offsets = [1]
     for engine in engines:
         offsets.append(offsets[-1] + engine.tp)

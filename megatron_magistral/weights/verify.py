@@ -1,7 +1,8 @@
 """Checks an update end to end: what was sent is in the manifest, and what arrived is what was sent.
 
-One `Verifier` belongs to the engines of one group. Digests of the tensors to check are taken from
-the bytes on their way to the wire, of exactly the elements that some rank holds.
+One `Verifier` belongs to the engines of one connection. Digests of the tensors to check are taken
+by each rank that sends, from the bytes on their way to the wire, of exactly the elements that some
+engine rank holds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,42 @@ from megatron_magistral.weights.checksum import ChecksumSettings, digest, names_
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
 from megatron_magistral.weights.manifest import Layout, some
 
+# By tensor: the elements of it that some engine rank holds.
+Views = Mapping[str, frozenset[View]]
+Digests = dict[tuple[str, View], int]
+
+
+class Digester:
+    """Takes digests of what one rank sends. `views` covers at least all that it sends."""
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
+        self._chosen: frozenset[str] = frozenset()
+        self._digests: dict[tuple[str, View], Tensor] = {}
+
+    def begin(self, chosen: frozenset[str]) -> None:
+        """An update begins of which the tensors `chosen` are checked."""
+        self._chosen = chosen
+        self._digests = {}
+
+    def add(self, bucket: FlatBucket) -> None:
+        """Take the digests of a bucket that is being sent: of at least one tensor, so that buckets
+        of equal shapes that an engine took for each other are found out."""
+        chosen = self._chosen
+        if chosen.isdisjoint(spec.name for spec in bucket.specs):
+            chosen = frozenset((_distinctive(bucket),))
+        for name, tensor in unflatten(bucket):
+            if name not in chosen:
+                continue
+            for view in self._views[name]:
+                offset = tensor.storage_offset() + view.offset
+                held = tensor.as_strided(view.size, view.stride, offset)
+                self._digests[name, view] = digest(held)
+
+    def values(self) -> Digests:
+        """Those of all buckets since `begin`; waits for them, where a GPU computes them."""
+        return {key: int(value) for key, value in self._digests.items()}
+
 
 class Verifier:
     """`layouts` says, by engine, which elements of which tensor each rank holds."""
@@ -38,51 +75,54 @@ class Verifier:
         self._expected = {spec.name: spec for spec in manifest}
         self._layouts = layouts
         self._settings = settings
-        self._num_updates = 0
+        self._is_first = True
         self._names: list[str] = []
         self._unsent: set[str] = set()
-        self._digests: dict[tuple[str, View], Tensor] = {}
+        self._digests: Digests = {}
 
     @property
     def num_checked(self) -> int:
         """Tensors that the present update checks."""
         return len(self._names)
 
-    def begin(self, version: int) -> None:
-        """An update to `version` begins; the first one of a group is checked as a whole."""
-        first = self._num_updates == 0
-        self._names = names_to_check(list(self._expected), version, self._settings, first=first)
-        self._num_updates += 1
-        self._unsent = set(self._expected)
-        self._digests.clear()
+    @property
+    def views(self) -> Views:
+        """What of each tensor the engines hold."""
+        return {
+            name: frozenset(
+                view for layout in self._layouts.values() for rank in layout[name] for view in rank
+            )
+            for name in self._expected
+        }
 
-    def stranger(self, bucket: FlatBucket) -> str:
-        """What of `bucket` is not in the manifest as it is; empty if nothing is."""
-        for spec in bucket.specs:
+    def begin(self, version: int) -> frozenset[str]:
+        """An update to `version` begins. The tensors that it checks, beside one of each bucket;
+        the first one of a group is checked as a whole."""
+        self._unsent = set(self._expected)
+        names = list(self._expected)
+        return frozenset(names_to_check(names, version, self._settings, first=self._is_first))
+
+    def stranger(self, specs: Sequence[TensorSpec]) -> str:
+        """What of a bucket is not in the manifest as it is; empty if nothing is."""
+        for spec in specs:
             expected = self._expected.get(spec.name)
             if spec != expected:
                 return f"{spec} was to be sent, the manifest has {expected}"
         return ""
 
-    def add(self, bucket: FlatBucket) -> None:
-        """Take the digests of a bucket that is being sent: of at least one tensor, so that buckets
-        of equal shapes that an engine took for each other are found out."""
-        chosen = set(self._names)
-        if chosen.isdisjoint(spec.name for spec in bucket.specs):
-            self._names.append(_distinctive(bucket))
-            chosen.add(self._names[-1])
-        for name, tensor in unflatten(bucket):
-            self._unsent.discard(name)
-            if name not in chosen:
-                continue
-            for view in self._views(name):
-                offset = tensor.storage_offset() + view.offset
-                held = tensor.as_strided(view.size, view.stride, offset)
-                self._digests[name, view] = digest(held)
+    def sent(self, specs: Sequence[TensorSpec]) -> None:
+        """A bucket is on its way."""
+        self._unsent.difference_update(spec.name for spec in specs)
 
     def unsent(self) -> str:
         """Names of the tensors that no bucket held; empty if there are none."""
         return some(sorted(self._unsent))
+
+    def expect(self, digests: Digests) -> None:
+        """Everything was sent; `digests` of it are what engines must have, too."""
+        self._digests = digests
+        self._names = list(dict.fromkeys(name for name, _ in digests))
+        self._is_first = False
 
     async def compare(self, engine: EngineControl, version: int) -> None:
         """Read back the digests of `engine` and compare them.
@@ -109,11 +149,8 @@ class Verifier:
             f"{name} (rank {number})"
             for name in self._names
             for number, (rank, views) in enumerate(zip(ranks, layout[name], strict=True))
-            if rank.get(name) != [int(self._digests[name, view]) for view in views]
+            if rank.get(name) != [self._digests[name, view] for view in views]
         ]
-
-    def _views(self, name: str) -> set[View]:
-        return {view for layout in self._layouts.values() for rank in layout[name] for view in rank}
 
 
 def _distinctive(bucket: FlatBucket) -> str:

@@ -1,3 +1,6 @@
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,7 @@ from megatron_magistral.algorithm.entropy import (
 )
 
 
-def settings(control: EntropyControl = EntropyControl.ACT, **changes: float) -> EntropySettings:
+def settings(control: EntropyControl = EntropyControl.ACT, **changes: Any) -> EntropySettings:
     return EntropySettings(control, **{"smoothing": 0.0, "target": 1.0, **changes})
 
 
@@ -52,6 +55,15 @@ def test_without_a_target_the_mean_of_the_first_steps_is_kept() -> None:
 def test_one_outlier_is_smoothed_away() -> None:
     start = EntropyController.start(settings(smoothing=0.9), 0.27)
     assert after(start, 1.0, 1.0, 0.5).eps_high == 0.27
+
+
+@pytest.mark.parametrize("target", [1.0, None])
+def test_a_step_whose_entropy_is_not_a_number_leaves_no_trace(target: float | None) -> None:
+    start = EntropyController.start(settings(target=target, warmup_steps=2, smoothing=0.5), 0.27)
+    seen = (1.0, 1.0, 0.5, 0.5)
+    disturbed = (math.nan, 1.0, 1.0, math.inf, 0.5, math.nan, 0.5)
+    assert after(start, *disturbed) == after(start, *seen)
+    assert after(start, *seen).eps_high > 0.27
 
 
 def test_only_act_changes_what_is_trained_with() -> None:

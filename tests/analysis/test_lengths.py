@@ -25,7 +25,11 @@ def test_no_completion_is_longer_than_the_cap(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["normal:1,2", "lognormal:100", "pareto:100,1", "constant:-1", "constant:x", ""]
+    "text",
+    [
+        *("normal:1,2", "lognormal:100", "pareto:100,1", "constant:-1", "constant:x", ""),
+        *("constant:nan", "constant:inf", "lognormal:4000,1000", "lognormal:1e300,1"),
+    ],
 )
 def test_what_is_no_distribution_is_an_error_with_an_example(text):
     with pytest.raises(LengthsError, match="lognormal:4000,1"):
@@ -42,6 +46,29 @@ def test_lengths_of_a_run_have_the_shape_of_its_samples_and_the_mean_of_its_metr
     lengths = lengths_of_run(run, cap=50)
 
     assert set(lengths.draws(100)) == {20.0, 40.0, 50.0}
+
+
+def test_a_run_that_goes_on_may_be_in_the_middle_of_a_line(tmp_path):
+    run = RunFolder(tmp_path)
+    run.samples.write_text('{"spans": [[0, 0, 8]]}\n{"spa')
+    run.metrics.write_text('{"completion_tokens_mean": 4.0}\n{"comp')
+    assert set(lengths_of_run(run, cap=50).draws(10)) == {4.0}
+
+
+def test_a_damaged_file_of_a_run_is_named(tmp_path):
+    run = RunFolder(tmp_path)
+    run.samples.write_text('{"spans": [[0, 0, 8]]}\n')
+    run.metrics.write_text("\0\0\n{}\n")
+    with pytest.raises(LengthsError, match=r"metrics\.jsonl: line 1 is no JSON"):
+        lengths_of_run(run, cap=50)
+
+
+def test_completions_without_a_token_are_no_distribution(tmp_path):
+    run = RunFolder(tmp_path)
+    run.samples.write_text('{"spans": []}\n')
+    run.metrics.write_text('{"completion_tokens_mean": 0.0}\n')
+    with pytest.raises(LengthsError, match="to take lengths from"):
+        lengths_of_run(run, cap=50)
 
 
 def test_a_run_that_trained_no_step_has_no_lengths(tmp_path):

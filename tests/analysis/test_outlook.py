@@ -42,6 +42,12 @@ def test_the_age_of_tokens_counts_the_updates_between_sampling_and_training():
     assert result.staleness_max == max(s for step in trace.steps for s in step.staleness)
 
 
+@pytest.mark.parametrize("train_s", [20.1, 33.3, 47.7, 1e4 / 3])
+def test_no_share_of_time_is_below_zero_however_seconds_are_rounded(train_s):
+    _, result = run(Speeds(train_s=train_s, verify_s=train_s / 8, num_verifiers=1), num_steps=60)
+    assert min(result.trainer_idle, result.verifier_idle, result.generator_idle) >= 0.0
+
+
 def test_a_completion_that_spans_an_update_has_tokens_of_both_ages():
     """One-step-off: a batch is sampled from the moment the one before is handed over; the update
     comes 4 s later, so that 4 of its 10 tokens are one version older than the other 6."""

@@ -53,6 +53,18 @@ def test_a_run_tells_lengths_drops_and_speeds(tmp_path):
     assert "weight update: 7.50 s" in text
 
 
+def test_a_model_that_does_not_fit_is_an_exit_code_and_the_reason():
+    result = plan(CONFIG, *QUICK, "--model", "dense-120b", "--gpu", "a100")
+    assert result.exit_code == BAD_INPUT
+    assert "does not fit: " in " ".join(result.stdout.split())
+
+
+def test_sizes_that_are_no_multiples_of_a_group_can_be_planned():
+    sizes = ("rl.group_size=4", "rl.n_batch=12", "rl.n_minibatch=12", "rl.n_async=10")
+    result = plan(CONFIG, *sizes, "rl.queue_size=2", "parallel.data=1", *MODEL)
+    assert "running at once" in result.output, result.exception
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -61,6 +73,20 @@ def test_a_run_tells_lengths_drops_and_speeds(tmp_path):
         (("--assume", "luck=1"), "train_mfu"),
         (("--stage", "3"), "stages 0 to 0"),
         (("--gpus", "12"), "whole nodes of 8"),
+        (("--gpus", "0"), "than or equal to 2"),
+        (("--gpus", "2"), "cannot be divided"),
+        (("--lengths", "lognormal:4000,1000"), "SIGMA at most 5"),
+        (("--from-run", "/nowhere"), "has no samples.jsonl"),
+        (("--assume", "train_mfu=nan"), "train_mfu=nan: must be at least 0"),
+        (("--assume", "generator_share=2"), "is a share"),
+        (("--generator-speed", "inf:5"), "both must be more than 0"),
+        (("--train-tokens-per-s", "0"), "must be more than 0"),
+        (("--prompt-tokens", "-5"), "--prompt-tokens -5: must be at least 0"),
+        (("--drop-share", "nan"), "or equal to 0.99"),
+        (("--update-s", "inf"), "--update-s inf: must be at least 0"),
+        (("--pause-s", "1"), "is a part of --update-s"),
+        (("--pause-s", "3", "--update-s", "2"), "is a part of --update-s"),
+        (("--json", "/nowhere/plan.json"), "no file can be made there"),
         (("rl=null",), "rl"),
     ],
 )

@@ -125,3 +125,11 @@ def test_more_completions_at_once_are_faster_together_and_slower_each():
     assert each == sorted(each, reverse=True)
     # Alone, a token waits for all weights; a GPU reads no faster than its memory.
     assert each[0] < SITE.gpu.hbm_gb_s * 1e9 / memory.weights
+
+
+def test_a_kv_budget_bounds_how_many_completions_run_on_a_generator():
+    budget = 10 * (512 + CONFIG.reward.l_max)
+    assert forecast(kv_budget_tokens=budget).max_running == 10
+    assert forecast(kv_budget_tokens=budget, kv_reserve=0.25).max_running == 38
+    ample = forecast(kv_budget_tokens=10**9)
+    assert ample.max_running == forecast().max_running > 38

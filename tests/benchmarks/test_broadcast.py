@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import os
-import socket
-from contextlib import closing, suppress
 from dataclasses import replace
-from itertools import combinations
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from benchmarks.broadcast.__main__ import app
 from benchmarks.broadcast.calibrate import (
-    calibrated,
-    links_of,
+    Bare,
+    cases,
+    compare,
+    overlap_of,
     predicted,
-    relative_error,
-    variants,
+    sampled_bytes,
+    spread,
 )
+from benchmarks.broadcast.engine import EngineReport
 from benchmarks.broadcast.launch import RankFailed, adopt_launcher, preload, run_local
-from benchmarks.broadcast.preflight import (
-    Link,
-    PairResult,
-    mark_slow,
-    probe_links,
-    rounds_of_pairs,
-    try_connect,
-)
+from benchmarks.broadcast.parts import GatherTime, Parts
+from benchmarks.broadcast.plot import plot_sweep
 from benchmarks.broadcast.ranks import run_rank
-from benchmarks.broadcast.report import Spread, summarise
-from benchmarks.broadcast.results import Options
+from benchmarks.broadcast.report import Report, Spread, summarise
+from benchmarks.broadcast.results import Options, Result, Round, SenderCpu
+from benchmarks.broadcast.sweep import Skipped, settings_of, smaller_world, sweep
+from megatron_magistral.weights.gather import GatherSeconds
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import gather_plan
 from megatron_magistral.weights.presets import sized
+from megatron_magistral.weights.transfer import UpdateTimings
 
 preload(run_rank.__module__)
 
@@ -64,68 +62,144 @@ def test_updates_reach_all_ranks_and_are_compared_with_a_bare_broadcast() -> Non
         "update, receive",
         "update, load",
     }
-    links = links_of(result)
-    errors = [
-        abs(relative_error(predicted(OPTIONS, each), result))
-        for each in (calibrated(OPTIONS, result), links, replace(links, overlap=0.5))
+    comparison = compare(OPTIONS, result)
+    assert comparison is not None and comparison.predicted_s > comparison.bare_broadcast_s
+    assert sum(comparison.measured_parts_s.values()) == pytest.approx(comparison.measured_s)
+    assert sum(comparison.predicted_parts_s.values()) == pytest.approx(comparison.predicted_s)
+
+
+PARTS = Parts(
+    gather=GatherTime(first_s=10.0, all_s=13.0),
+    small_broadcast_s=0.1,
+    copy_in_s=1.0,
+    copy_out_s=4.0,
+    call_s=0.5,
+    named_call_s=0.5,
+    tensor_s=0.0,
+    digest_gb_s=1e9,
+)
+
+
+def test_a_prediction_is_the_sum_of_what_was_measured_apart() -> None:
+    """Where nothing hides: six calls, one for each bucket, all gathering, the wire, loading."""
+    plan = gather_plan(OPTIONS.arch, OPTIONS.trainer, OPTIONS.generator, bucket_bytes=MIB)
+    times = predicted(OPTIONS, Bare(PARTS, broadcast_s=20.0, overlap=0.0))
+    calls_s = (6 + len(plan.buckets)) * 0.5
+    assert times.total_s == pytest.approx(13.0 + 20.0 + 4.0 + calls_s, rel=1e-6)
+    assert times.first_bucket_s == pytest.approx(10.0)
+
+
+def test_what_hides_behind_a_broadcast_is_what_its_ranks_leave_of_the_cores() -> None:
+    assert [overlap_of("gloo", ranks, num_cores=8) for ranks in (16, 8, 5, 4, 2)] == [
+        0.0,
+        0.0,
+        pytest.approx(0.6),
+        1.0,
+        1.0,
     ]
-    assert errors[0] == min(errors)
+    assert overlap_of("nccl", 16, num_cores=8) == 1.0
 
 
-def test_a_calibration_is_checked_on_settings_that_differ_in_one_thing() -> None:
-    fields = ("arch", "trainer", "generator", "bucket_bytes")
-    for name, setting in variants(OPTIONS):
-        changed = [f for f in fields if getattr(setting, f) != getattr(OPTIONS, f)]
-        assert len(changed) <= 1, name
+def test_the_sample_of_an_update_is_a_share_of_its_bytes_and_something_of_each_bucket() -> None:
+    trainer, generator = OPTIONS.trainer, OPTIONS.generator
+    small = gather_plan(OPTIONS.arch, trainer, generator, bucket_bytes=1)
+    assert all(sampled_bytes(small, bucket) == bucket.num_bytes for bucket in small.buckets)
+    (whole,) = (plan := gather_plan(OPTIONS.arch, trainer, generator)).buckets
+    assert 1 / 16 < sampled_bytes(plan, whole) / whole.num_bytes < 1 / 8
 
 
-@pytest.mark.distributed
-def test_links_of_one_machine_are_there() -> None:
-    options = replace(OPTIONS, trainer=TrainerLayout())
-    results, *_ = run_local(probe_links, 3, options, timeout_s=120)
-    assert [(r.source, r.target) for r in results] == [(0, 1), (0, 2), (1, 2)]
-    assert all(r.link in (Link.GOOD, Link.SLOW) and r.gb_s for r in results)
+def test_the_error_of_a_model_is_told_without_its_sign() -> None:
+    assert spread([-0.5, 0.1, 0.2]) == (0.2, 0.5)
 
 
-@given(num_ranks=st.integers(1, 17))
-def test_every_pair_meets_once_and_no_rank_twice_at_a_time(num_ranks: int) -> None:
-    rounds = rounds_of_pairs(num_ranks)
-    assert sorted(pair for pairs in rounds for pair in pairs) == sorted(
-        combinations(range(num_ranks), 2)
+def test_the_cost_model_is_tried_on_every_kind_of_layout() -> None:
+    tried = cases(OPTIONS)
+    assert {(o.trainer.tp, o.trainer.pp) for o in tried} >= {(1, 1), (2, 1), (1, 2)}
+    assert {(o.generator.replicas, o.generator.tp) for o in tried} >= {(1, 1), (2, 1), (1, 2)}
+    assert len({o.bucket_bytes for o in tried}) == 2 and len({o.arch for o in tried}) == 2
+
+
+def test_a_sweep_covers_bucket_and_world_sizes_largest_worlds_first() -> None:
+    options = replace(OPTIONS, generator=GeneratorLayout(replicas=5), bucket_bytes=8 * MIB)
+    tried = [(o.generator.replicas, o.bucket_bytes // MIB) for o in settings_of(options)]
+    assert tried == [(n, size) for n in (5, 4, 2, 1) for size in (1, 2, 4, 8)]
+
+
+def test_a_sweep_goes_on_after_a_failure_and_begins_nothing_after_its_limit() -> None:
+    def run(options: Options) -> Result:
+        if options.bucket_bytes == MIB // 4:
+            raise RankFailed("rank 1 is unwell")
+        return Result("gloo", 1)
+
+    options = replace(OPTIONS, generator=GeneratorLayout())
+    ended = list(sweep(settings_of(options), run, limit_s=100))
+    assert [type(each) for each in ended] == [tuple, Skipped, tuple, tuple]
+    assert isinstance(ended[1], Skipped) and "unwell" in ended[1].why
+    too_late = list(sweep(settings_of(options), run, limit_s=-1))
+    assert all(isinstance(each, Skipped) and "not begun" in each.why for each in too_late)
+
+
+def test_runs_of_a_sweep_under_a_launcher_meet_at_places_of_their_own() -> None:
+    environment = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_PORT": "29500"}
+    before = dict(environment)
+    with smaller_world(environment, 3, number=4):
+        assert environment["WORLD_SIZE"] == "3" and environment["MASTER_PORT"] == "29505"
+        assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert environment == before
+
+
+def a_round(scale: float) -> Round:
+    """Seconds: 1 to prepare, 8 of transfer and 1 each of checksum and calls; bare 5."""
+    timings = UpdateTimings(
+        version=1,
+        num_buckets=2,
+        num_bytes=11 * 10**9,
+        prepare_s=1 * scale,
+        pause_s=10 * scale,
+        transfer_s=8 * scale,
+        checksum_s=1 * scale,
+        gather_s=0.5,
+        num_checked=3,
     )
-    for pairs in rounds:
-        ranks = [rank for pair in pairs for rank in pair]
-        assert len(set(ranks)) == len(ranks)
+    engine = EngineReport(pause_s=0.5, receive_s=7, load_s=1, resume_s=0.5, extra_bytes=30)
+    cpu = SenderCpu(update_s=4, gather_s=1, bare_s=2)
+    return Round(timings, GatherSeconds(0.3, 0.2), 5.0 * scale, 6.0, (engine,), cpu)
 
 
-def test_a_closed_port_is_told_from_one_that_swallows_packets() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port = listener.getsockname()[1]
-        assert try_connect("127.0.0.1", port, 2.0)[0] is Link.GOOD
-    assert try_connect("127.0.0.1", port, 2.0)[0] is Link.REFUSED
-    assert try_connect("no-such-host.invalid", port, 2.0)[0] is Link.UNRESOLVED
+def report_of(rounds: list[Round]) -> Report:
+    result = Result("gloo", max_bucket_bytes=20, rounds=rounds, trainer_extra_bytes=[40, None])
+    result.generator_extra_bytes = [30]
+    return summarise(replace(OPTIONS, trainer=TrainerLayout(pp=2)), result, step_s=100.0)
 
 
-def test_a_host_that_drops_packets_is_silent_and_named_in_bounded_time() -> None:
-    """A listener whose queue is full drops new connections, as such a firewall does."""
-    with closing(socket.create_server(("127.0.0.1", 0), backlog=0)) as full:
-        host, port = full.getsockname()
-        waiting = [socket.socket() for _ in range(4)]
-        for each in waiting:
-            each.setblocking(False)
-            with suppress(BlockingIOError):
-                each.connect((host, port))
-        link, detail = try_connect(host, port, 0.5)
-        for each in waiting:
-            each.close()
-    assert link is Link.SILENT
-    message = str(PairResult(0, 3, host, port, link, 0.5, None, detail))
-    assert f"ranks 0 -> 3 ({host}:{port}): no answer after 0.5 s; packets vanish" in message
+def test_a_report_counts_bandwidth_as_nccl_tests_does_and_ratios_within_rounds() -> None:
+    report = report_of([a_round(1), a_round(2), a_round(4)])
+    assert report.phases["whole update"] == Spread(22_000, 44_000, 44_000)
+    assert report.phases["control calls"].p50_ms == 2_000
+    # Bytes / seconds; of a broadcast the bus carries each byte once: factor 1.
+    assert report.algorithm_gb_s["bare broadcast"] == pytest.approx(1.1)
+    assert report.algorithm_gb_s["whole update"] == pytest.approx(0.5)
+    assert report.bus_gb_s == report.algorithm_gb_s
+    assert report.whole_per_bare == pytest.approx(11 / 5)
+    assert report.pause_per_transfer == pytest.approx(10 / 8)
+    assert report.paused_share == pytest.approx(20 / 100)
+    assert report.extra_buckets == {"trainer": 2.0, "generator": 1.5}
+    assert [miss.split(" > ")[0] for miss in report.missed()] == [
+        "whole update / bare broadcast 2.20",
+        "pause / transfer 1.25",
+    ]
 
 
-def test_a_pair_below_half_of_the_median_speed_is_slow() -> None:
-    pairs = [PairResult(0, n, "host", 1, Link.GOOD, 0.1, gb_s) for n, gb_s in enumerate([10, 9, 3])]
-    assert [pair.link for pair in mark_slow(pairs)] == [Link.GOOD, Link.GOOD, Link.SLOW]
+def test_a_sweep_is_drawn(tmp_path: Path) -> None:
+    reports = [report_of([a_round(1)])]
+    plot_sweep(reports, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_engine_that_is_not_there_is_one_line() -> None:
+    result = CliRunner().invoke(app, ["--engine", "http://127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "engine 127.0.0.1:1" in result.output and "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(

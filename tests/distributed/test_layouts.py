@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,10 @@ MODELS = {
     "mixtral": ("mixtral", False),
     "qwen2_moe-tied": ("qwen2_moe", True),
     "qwen3_moe": ("qwen3_moe", False),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    # On the upper half of the layers alone: which these are must hold on every pipeline stage.
+    "qwen2-tied": dict(use_sliding_window=True, sliding_window=8, max_window_layers=2),
 }
 DENSE = ("llama", "llama-tied", "mistral", "qwen2-tied", "qwen3")
 EXPERTS = ("mixtral", "qwen2_moe-tied", "qwen3_moe")
@@ -140,7 +145,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path
     root = tmp_path_factory.mktemp("models")
     found = {}
     for name, (family, tied) in MODELS.items():
-        model = hf_model(family, tied=tied)
+        model = hf_model(family, tied=tied, **OPTIONS.get(name, {}))
         found[name] = (save(model, root / name), reference(model, SEQUENCES))
     return found
 

@@ -119,11 +119,13 @@ def test_an_engine_that_breaks_loses_the_evaluation_and_not_the_run():
     run(scenario)
 
 
-def test_another_failure_of_an_evaluation_is_raised():
+def test_another_failure_of_an_evaluation_is_raised_as_soon_as_it_comes():
     async def scenario():
         bench = Bench([ready("e0"), ready("e1")])
         bench.failure = OSError("disk full")
         bench.update(2)
+        with pytest.raises(OSError, match="disk full"):
+            await bench.periodic.watch()
         with pytest.raises(OSError, match="disk full"):
             await bench.periodic.finish()
 

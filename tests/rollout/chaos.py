@@ -3,6 +3,7 @@
 Engines, verifier and trainer are stand-ins that speak the real protocols. What they do is a
 function of the problem alone, so that it can be told what a run must have trained: a completion is
 a random first token and a tail that follows from it, every fifth problem is answered alike by all.
+Now and then an engine answers what cannot be.
 The trainer's weights are the list of what it has trained, which is what its checkpoints hold.
 """
 
@@ -14,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -44,6 +46,8 @@ NUM_PROBLEMS = 1000
 MAX_STALENESS = 3
 TOKENS_A_CHUNK = 3
 CHUNK_S = 0.004
+FAULT_RATE = 0.01
+"""Share of requests that an engine answers in each of the ways of `Fault`."""
 TRAIN_S = 0.02
 STEPS_A_CHECKPOINT = 2
 OVERRIDES = (
@@ -56,6 +60,14 @@ OVERRIDES = (
     "evaluation.num_problems=1",
     "evaluation.num_samples=1",
 )
+
+
+class Fault(StrEnum):
+    """What an engine does to one request."""
+
+    REFUSED = "refused"
+    NO_LOGPROB = "a token without its log-probability"
+    UNKNOWN_WEIGHTS = "tokens of a version that there is not yet"
 
 
 def number_of(problem: Problem) -> int:
@@ -94,6 +106,10 @@ def serve_engine(port: int) -> None:
 
     async def generate(request: web.Request) -> web.StreamResponse:
         payload = await request.json()
+        draw = seed.random()
+        fault = next((f for i, f in enumerate(Fault, 1) if draw < i * FAULT_RATE), None)
+        if fault is Fault.REFUSED:
+            return web.Response(status=503)
         prompt, *done = payload["input_ids"]
         number = prompt - FIRST_PROMPT_TOKEN
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -103,10 +119,14 @@ def serve_engine(port: int) -> None:
         while tokens:
             await asyncio.sleep(CHUNK_S)
             new, tokens = tokens[:TOKENS_A_CHUNK], tokens[TOKENS_A_CHUNK:]
+            lacks = not tokens and fault is Fault.NO_LOGPROB
+            unknown = not tokens and fault is Fault.UNKNOWN_WEIGHTS
             meta = {
-                "weight_version": version,
+                "weight_version": "999999" if unknown else version,
                 "finish_reason": None if tokens else {"type": "stop"},
-                "output_token_logprobs": [[logprob_of(i), token, None] for i, token in new],
+                "output_token_logprobs": [
+                    [None if lacks else logprob_of(i), token, None] for i, token in new
+                ],
             }
             event = json.dumps({"meta_info": meta}).encode()
             await response.write(b"data: " + event + b"\n\n")

@@ -72,7 +72,7 @@ class FakeEngine:
             "version": "0.5.23",
             "internal_states": [{STATE_KEY: {"active": True}}],
         }
-        self._group: Any = None
+        self._groups: dict[str, Any] = {}
         self._turn = asyncio.Lock()  # SGLang takes control calls in the order in which they come
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -112,7 +112,7 @@ class FakeEngine:
         return self._runner.addresses[0][1]
 
     async def _die(self) -> None:
-        self._group = None
+        self._groups.clear()
         await self._runner.cleanup()
 
     @web.middleware
@@ -179,11 +179,11 @@ class FakeEngine:
         for prefix in (name, f"{name}/", "cpu/"):
             store = dist.PrefixStore(prefix, store)
         rank = payload["rank_offset"]
-        self._group = dist.ProcessGroupGloo(store, rank, world_size, GROUP_TIMEOUT)
+        self._groups[name] = dist.ProcessGroupGloo(store, rank, world_size, GROUP_TIMEOUT)
         return None
 
     def destroy_weights_update_group(self, payload: dict[str, Any]) -> str | None:
-        self._group = None
+        self._groups.pop(payload["group_name"], None)
         return None
 
     def pause_generation(self, payload: dict[str, Any]) -> str | None:
@@ -206,7 +206,7 @@ class FakeEngine:
         sizes = [torch.Size(s.shape).numel() * getattr(torch, s.dtype).itemsize for s in specs]
         data = torch.empty(sum(sizes), dtype=torch.uint8)
         try:
-            self._group.broadcast(data, 0).wait()
+            self._groups[payload["group_name"]].broadcast(data, 0).wait()
         except RuntimeError as error:
             return f"Failed to receive weights: {error}"
         self.weights.update(unflatten(FlatBucket(specs, data)))

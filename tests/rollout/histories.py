@@ -36,6 +36,8 @@ class History:
     version: int = 0
     step: int = 0
     next_ordinal: int = 0
+    admitted: dict[int, int] = field(default_factory=dict)
+    """Under which version."""
     lengths: dict[tuple[int, int], int] = field(default_factory=dict)
     spans: dict[tuple[int, int], list[Span]] = field(default_factory=dict)
     finished: list[tuple[int, int]] = field(default_factory=list)
@@ -67,6 +69,7 @@ class History:
         self.next_ordinal += 1
         for member in range(SIZE):
             self.lengths[ordinal, member], self.spans[ordinal, member] = 0, []
+        self.admitted[ordinal] = self.version
         due = self.version + 9
         yield Admitted(ordinal, f"p{ordinal % 5}", SIZE, self.version, due, (1, ordinal))
 
@@ -97,7 +100,8 @@ class History:
             outcome = self._rng.choice([Outcome.TAKEN] * 4 + [Outcome.DROPPED, Outcome.FAILED])
             if outcome is Outcome.TAKEN:
                 self.waiting.append(ordinal)
-            yield Closed(ordinal, outcome, outcome.value, 5, (0, self.version))
+            versions = (self.admitted[ordinal], self.version)
+            yield Closed(ordinal, outcome, outcome.value, 5, versions)
 
     def _take(self) -> Iterator[AnyEvent]:
         batch = sorted(self.waiting)[:GROUPS_PER_BATCH]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,6 +51,10 @@ def group(ordinal: int, outcome: Outcome = Outcome.TAKEN, due: int | None = None
     ]
 
 
+def closed(ordinal: int, oldest: int, newest: int) -> Closed:
+    return Closed(ordinal, Outcome.TAKEN, "", 5, (oldest, newest))
+
+
 def step(number: int, *ordinals: int) -> list[AnyEvent]:
     return [Taken(number, ordinals), Trained(number)]
 
@@ -69,6 +74,10 @@ BROKEN = {
         [*BEGAN, *group(0), *group(1, due=0), *step(0, 0), *step(1, 1)],
         "group 1 was due in step 0, and trained in step 1",
     ),
+    Violation.TOO_NEW: (
+        [*BEGAN, Admitted(0, "p0", 2, 0, None, ()), closed(0, 0, 1), *step(0, 0)],
+        "group 0 has tokens of version 1, and was trained in step 0",
+    ),
 }
 
 
@@ -77,6 +86,13 @@ def test_what_cannot_be_is_named(violation):
     events, detail = BROKEN[violation]
     (finding,) = audit(events).findings
     assert (finding.violation, finding.detail) == (violation, detail)
+
+
+def test_tokens_from_before_the_admission_are_named():
+    trained = [*BEGAN, *group(0), Admitted(1, "p1", 2, 1, 3, ()), closed(1, 0, 1)]
+    (finding,) = audit([*trained, *step(0, 0), *step(1, 1)]).findings
+    assert finding.violation is Violation.TOO_OLD
+    assert finding.detail == "group 1 has tokens of version 0, and was admitted under version 1"
 
 
 def test_a_step_of_the_metrics_that_has_no_batch_is_missing():
@@ -151,7 +167,37 @@ def test_a_violation_is_an_exit_code_and_a_line(tmp_path):
     assert "lost: group 1 was never admitted" in result.output
 
 
-def test_a_folder_without_a_journal_is_refused(tmp_path):
-    result = CliRunner().invoke(app, ["audit", "run", str(tmp_path)])
+def damaged_journal(run: RunFolder) -> None:
+    (path,) = run.journal.iterdir()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "why"),
+    [
+        (lambda run: shutil.rmtree(run.root), (), "there is no such folder"),
+        (lambda run: shutil.rmtree(run.journal), (), "has no journal"),
+        (damaged_journal, (), "is damaged at byte"),
+        (lambda run: run.metrics.write_text("{}\n[\n{}\n"), (), "line 2 is no JSON"),
+        (lambda run: None, ("--report", "/nowhere/rows.jsonl"), "/nowhere/rows.jsonl: No such"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused_by_name(tmp_path, spoil, options, why):
+    run = run_with(tmp_path / "run", [*BEGAN, *group(0), *step(0, 0)])
+    spoil(run)
+    result = CliRunner().invoke(app, ["audit", "run", str(run.root), *options])
     assert result.exit_code == 2
-    assert "has no journal" in result.stderr
+    assert why in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_run_that_goes_on_is_audited_up_to_what_is_written(tmp_path):
+    run = run_with(tmp_path, [*BEGAN, *group(0), *step(0, 0)])
+    with Journal(run.journal):
+        (newest,) = [path for path in run.journal.iterdir() if path.stat().st_size == 0]
+        newest.write_bytes(b"\x20\0\0\0half of")
+        run.metrics.write_text('{"stage": "rl", "step": 0}\n{"stage": "rl", "st')
+        result = CliRunner().invoke(app, ["audit", "run", str(tmp_path)])
+    assert result.exit_code == 0, result.output

@@ -3,12 +3,16 @@
 import asyncio
 import json
 import os
+import re
 import signal
 
 import pytest
+from typer.testing import CliRunner
 
 from megatron_magistral.config_file import load
 from megatron_magistral.data.tokenizer import build_tokenizer
+from megatron_magistral.jsonl import read_rows
+from megatron_magistral.rollout import role
 from megatron_magistral.rollout.controller import first_to_end
 from megatron_magistral.rollout.events import Sampled
 from megatron_magistral.rollout.journal import Journal, read_journal
@@ -16,6 +20,7 @@ from megatron_magistral.rollout.queue import NothingToLearn
 from megatron_magistral.rollout.recorder import Recorder
 from megatron_magistral.rollout.role import ended_by_sigterm, fitting, leaves, reward_settings
 from megatron_magistral.rollout.stats import RolloutStats, sample_row, staleness_metrics
+from megatron_magistral.run_folder import RunBusy, RunFolder
 from megatron_magistral.trainer.checkpoint_files import CheckpointFolder
 from megatron_magistral.types import GradeStatus, Span, TrainSequence
 from tests.cli_runs import ROOT
@@ -103,6 +108,47 @@ def test_what_was_sampled_is_in_the_journal_after_sigterm(tmp_path):
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(ended_by_sigterm(work()))
     assert list(read_journal(tmp_path)) == [event]
+
+
+def test_a_second_sigterm_breaks_off_what_waits_and_not_what_is_written(tmp_path):
+    event = Sampled(0, 0, 0, b"", b"", 0)
+
+    async def work() -> None:
+        with Recorder(Journal(tmp_path), CheckpointFolder(tmp_path), 1) as recorder:
+            recorder.record(event)
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(60)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(60)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(asyncio.wait_for(ended_by_sigterm(work()), 30))
+    assert list(read_journal(tmp_path)) == [event]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda run: None, r"controller\.lock: is held by another process after 0 s"),
+        (lambda run: run.metrics.write_text("[\n"), "metrics.jsonl: line 1 is no JSON"),
+    ],
+)
+def test_what_a_user_can_put_right_is_a_line_and_no_traceback(
+    tmp_path, monkeypatch, caplog, spoil, message
+):
+    async def control(config, run, *addresses) -> None:
+        read_rows(run.metrics)
+        raise RunBusy(f"{run.root / 'controller.lock'}: is held by another process after 0 s")
+
+    monkeypatch.setattr(role, "control", control)
+    monkeypatch.setattr(role, "load", lambda path: None)
+    spoil(RunFolder(tmp_path))
+    arguments = ["--run", str(tmp_path), "--port", "1", "--generators", ""]
+    result = CliRunner().invoke(role.app, arguments)
+    assert result.exit_code == 1
+    assert re.search(message, caplog.text) and "Traceback" not in caplog.text
 
 
 def test_the_causes_of_a_failure_are_found_in_groups_of_groups():

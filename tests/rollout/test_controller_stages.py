@@ -19,6 +19,7 @@ from megatron_magistral.cluster import free_ports
 from megatron_magistral.config import Config
 from megatron_magistral.data.pass_rates import read_pass_rates
 from megatron_magistral.data.tokenizer import build_tokenizer
+from megatron_magistral.jsonl import read_rows
 from megatron_magistral.rollout.completion import NewTokens
 from megatron_magistral.rollout.controller import Controller
 from megatron_magistral.rollout.engine_pool import EnginePool
@@ -45,6 +46,7 @@ CONFIG = Config.model_validate(
             "n_batch": 8,
             "n_minibatch": 8,
             "n_async": 8,
+            "kv_budget_tokens": 600,
             "microbatch_tokens": 512,
             "batch_timeout_s": 60,
             "optimizer": {"lr": 1.0},
@@ -56,6 +58,7 @@ CONFIG = Config.model_validate(
                     "n_batch": 4,
                     "n_minibatch": 4,
                     "n_async": 4,
+                    "kv_budget_tokens": 200,
                 }
             ],
         },
@@ -187,6 +190,9 @@ def test_everything_changes_between_two_steps(tokenizer: Any, tmp_path: Path) ->
     rows = [json.loads(line) for line in ran.run.metrics.read_text().splitlines()]
     assert [row["stage_index"] for row in rows] == [0, 0, 0, 1, 1, 1, 1]
     assert [row["stage_problems"] for row in rows] == [6, 6, 6, 10, 10, 10, 10]
+    assert [row["kv_budget_tokens"] for row in rows] == [600] * 3 + [200] * 4
+    assert 0 < rows[0]["kv_used_tokens_max"] <= 600
+    assert rows[-1]["kv_used_tokens_max"] <= 200
 
 
 def test_groups_are_graded_by_their_own_stage(tokenizer: Any, tmp_path: Path) -> None:
@@ -218,3 +224,7 @@ def test_a_controller_that_was_ended_goes_on_in_its_stage(
         first, second = (ran.trainers.batches[step] for ran in (before, after))
         assert first.ordinals == second.ordinals
     assert after.second_stage()["step"] == 3
+    # While steps are repeated, generation goes on where it was: in the stage that had begun.
+    first_of_later = min(3, goes_on_from) if ended_after > 3 else 3
+    budgets = [row["kv_budget_tokens"] for row in read_rows(after.run.metrics)]
+    assert budgets == [600] * first_of_later + [200] * (NUM_STEPS - first_of_later)

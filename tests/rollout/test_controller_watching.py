@@ -21,7 +21,7 @@ from megatron_magistral.cluster import free_ports
 from megatron_magistral.config import Config
 from megatron_magistral.data.tokenizer import build_tokenizer
 from megatron_magistral.evals.report import EvalReport
-from megatron_magistral.metrics import read_rows
+from megatron_magistral.jsonl import read_rows
 from megatron_magistral.rollout.controller import Controller
 from megatron_magistral.rollout.engine_pool import EnginePool
 from megatron_magistral.run_folder import RunFolder, Stage
@@ -116,7 +116,15 @@ def run_until(tokenizer: Any, root: Path, first: int, end: int) -> Watched:
         watched = Watched(f"http://127.0.0.1:{port}")
         pool = EnginePool([NamedEngine("a"), NamedEngine("b")])
         controller = Controller(
-            CONFIG, RunFolder(root), pool, Grade(), tokenizer, "{problem}", PROBLEMS, PROBLEMS[:1]
+            CONFIG,
+            RunFolder(root),
+            pool,
+            Grade(),
+            tokenizer,
+            "{problem}",
+            PROBLEMS,
+            PROBLEMS[:1],
+            verifier_metrics=lambda: {"verifiers_open": 1.0, "verifier_faults_total": 3.0},
         )
         serving = asyncio.create_task(controller.run("127.0.0.1", port))
         training = asyncio.create_task(asyncio.to_thread(watched.train, first, end))
@@ -141,10 +149,12 @@ def test_a_run_shows_who_waits_for_whom_in_its_metrics_and_to_prometheus(tokeniz
     for row in rows:
         assert sum(row[f"admission_{gate}"] for gate in gates) == pytest.approx(1.0)
         assert 0.0 <= row["generator_idle"] <= row["generator_idle_max"] <= 1.0
+        assert (row["verifiers_open"], row["verifier_faults_total"]) == (1.0, 3.0)
     waits = [row["verifier_wait_s_max"] for row in rows if "verifier_wait_s_max" in row]
     assert waits and min(waits) >= 0.0
     assert watched.scraped["magistral_step"] == NUM_STEPS - 2
     assert watched.scraped["magistral_loss"] == 0.25
+    assert watched.scraped["magistral_verifier_faults_total"] == 3.0
     assert watched.scraped["magistral_groups_taken_total"] >= 2 * (NUM_STEPS - 1)
     assert (tmp_path / "metrics_url").read_text() == f"{watched.url}/metrics\n"
 

@@ -1,6 +1,8 @@
 """The desk and the trainer's feed against each other, over real HTTP on the loopback interface."""
 
 import asyncio
+import errno
+import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -77,6 +79,18 @@ def test_steps_are_handed_out_in_order_and_acknowledged_once():
     assert trained == [(0, {"loss": 0.5})]
 
 
+def test_a_step_that_was_skipped_is_acknowledged_with_what_is_not_a_number():
+    def client(feed, desk, pool):
+        feed.pull(0, 0)
+        feed.acknowledge(0, {"loss": math.nan, "grad_norm": math.inf, "skipped": 1.0})
+        return feed.pull(1, 0).step
+
+    step, ((_, metrics),) = with_desk(client)
+    assert step == 1
+    assert math.isnan(metrics["loss"]) and not math.isfinite(metrics["grad_norm"])
+    assert metrics["skipped"] == 1.0
+
+
 def test_a_rank_may_ask_for_the_next_step_before_another_acknowledged_this_one():
     def client(feed, desk, pool):
         feed.pull(0, 0)
@@ -118,6 +132,25 @@ def test_a_batch_that_cannot_be_made_ends_the_run_with_its_reason():
                 await asyncio.wait_for(desk.finished(), 10)
             with pytest.raises(FeedError, match="500"):
                 await pull
+            feed.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_step_that_cannot_be_recorded_ends_the_run_with_its_reason():
+    def full(step, metrics):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario():
+        desk = Desk(EnginePool([]), two_group_batch, full, 1)
+        (port,) = free_ports(1)
+        async with desk.serve("127.0.0.1", port):
+            feed = Feed(f"http://127.0.0.1:{port}", batch_timeout_s=10)
+            acknowledge = asyncio.get_running_loop().run_in_executor(None, feed.acknowledge, 0, {})
+            with pytest.raises(OSError, match="No space left"):
+                await asyncio.wait_for(desk.finished(), 10)
+            with pytest.raises(FeedError, match="500"):
+                await acknowledge
             feed.close()
 
     asyncio.run(scenario())

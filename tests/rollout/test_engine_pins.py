@@ -118,6 +118,19 @@ def test_a_pinned_engine_that_breaks_ends_the_evaluation_and_nothing_else():
     run(scenario)
 
 
+def test_a_pinned_engine_that_refuses_a_request_ends_the_evaluation_and_nothing_else():
+    async def scenario():
+        pool, engines = serving("e0", "e1")
+        with pytest.raises(PinLost, match="HTTP 500"):
+            async with pool.pinned() as pin:
+                by_name(engines, pin.engine).refusals = ["HTTP 500"]
+                await pool.generate_on(pin, [1], SAMPLING)
+        await pool.generate([1], SAMPLING)
+        await pool.close()
+
+    run(scenario)
+
+
 def test_an_engine_that_training_needs_is_taken_from_the_evaluation():
     """Where no other engine could be updated, the pinned one is."""
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from megatron_magistral.cluster import free_ports
+from megatron_magistral.rollout.completion import NewTokens
 from megatron_magistral.rollout.desk import Desk
-from megatron_magistral.rollout.engine import EngineTimeout, Phase
+from megatron_magistral.rollout.engine import EngineRefused, EngineTimeout, Phase
 from megatron_magistral.rollout.engine_pool import EnginePool, NoEngineLeft, PoolSettings
 from megatron_magistral.rollout.engine_state import EngineState
 from megatron_magistral.rollout.generator import GenerationInterrupted, SamplingSettings
@@ -50,6 +51,8 @@ class Engine:
         self.answers: list[Completion] = []
         self.left_behind = tokens(0, finish=FinishReason.ABORT)
         self.num_abandoned = 0
+        self.refusals: list[str] = []
+        self.says: NewTokens | None = None
 
     async def generate(self, prompt_ids, sampling, *, cache_salt, partial=None, on_tokens=None):
         self.salts.append(cache_salt)
@@ -62,6 +65,10 @@ class Engine:
             task.cancel()
         if broken.is_set():
             raise GenerationInterrupted(self.name, 0.1, "broke", self.left_behind)
+        if self.says is not None:
+            on_tokens(self.says)
+        if self.refusals:
+            raise EngineRefused(self.name, Phase.GENERATE, 0.1, self.refusals.pop())
         return self.answers.pop(0) if self.answers else completion_of(version=self.held)
 
     def interrupt(self) -> None:
@@ -236,7 +243,71 @@ def test_tokens_of_a_server_that_was_replaced_unnoticed_are_not_used():
         completion = await pool.generate([1], SAMPLING)
         assert {span.version for span in completion.spans} == {3}
         assert state(pool, replaced) is EngineState.STALE
+        assert pool.wants_update  # else it would wait for the next step, and the step for it
         assert other.partials == [None]
+
+    run(scenario)
+
+
+def test_tokens_of_a_version_that_was_never_announced_reach_nobody():
+    async def scenario():
+        strange, other = ready("e0"), ready("e1")
+        pool = EnginePool([strange, other])
+        serve(pool, [strange, other], 3)
+        strange.held = 9  # what it says when it is asked
+        for says, answer in ((NewTokens(0, (5,), (-0.5,), 9), tokens(3)), (None, tokens(9))):
+            strange.says, strange.answers = says, [answer]
+            arrived: list[NewTokens] = []
+            completion = await pool.generate([1], SAMPLING, on_tokens=arrived.append)
+            assert {span.version for span in completion.spans} == {3}
+            assert [new for new in arrived if new.version == 9] == []
+            await until(lambda: state(pool, strange) is EngineState.STALE and pool.wants_update)
+            strange.held = 3
+            serve(pool, [strange, other], 3)
+            strange.held = 9
+
+    run(scenario)
+
+
+def test_tokens_of_an_update_that_is_under_way_are_used():
+    async def scenario():
+        engine = Engine()
+        pool = EnginePool([engine])
+        serve(pool, [engine], 3)
+        engine.says, engine.answers = NewTokens(0, (5,), (-0.5,), 4), [tokens(3, 4)]
+        arrived: list[NewTokens] = []
+        request = asyncio.create_task(pool.generate([1], SAMPLING, on_tokens=arrived.append))
+        await settle()
+        pool.close_gate(4)
+        engine.may_answer.set()
+        assert [span.version for span in (await request).spans] == [3, 4]
+        assert [new.version for new in arrived] == [4]
+        await pool.close()
+
+    run(scenario)
+
+
+def test_an_engine_that_refuses_or_answers_nonsense_is_left_for_another():
+    async def scenario():
+        shaky, other = ready("e0"), ready("e1")
+        pool = EnginePool([shaky, other])
+        serve(pool, [shaky, other], 0)
+        shaky.refusals = ["HTTP 503"]
+        await pool.generate([1], SAMPLING)
+        assert len(other.salts) == 1 and pool.num_retried == 1
+        await until(lambda: state(pool, shaky) is EngineState.HEALTHY)
+
+    run(scenario)
+
+
+def test_a_request_that_every_engine_refuses_ends_with_the_reason():
+    async def scenario():
+        engine = ready()
+        engine.refusals = ["HTTP 400: too long"] * 3
+        pool = EnginePool([engine], PoolSettings(max_tries=3))
+        serve(pool, [engine], 0)
+        with pytest.raises(NoEngineLeft, match=r"3 tries of one request, the last: .*too long"):
+            await pool.generate([1], SAMPLING)
 
     run(scenario)
 

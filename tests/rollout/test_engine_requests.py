@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from megatron_magistral.rollout.completion import NewTokens
 from megatron_magistral.rollout.engine_pool import EnginePool
 from megatron_magistral.rollout.engine_state import EngineState
 from megatron_magistral.types import FinishReason
@@ -49,6 +50,8 @@ def test_what_another_process_began_goes_on_and_what_arrives_is_told():
         partial, told = tokens(0, finish=FinishReason.ABORT), []
         await pool.generate([1], SAMPLING, partial=partial, on_tokens=told.append)
         assert engine.partials == [partial]
-        assert engine.told == [told.append]
+        (tell,) = engine.told
+        tell(NewTokens(1, (7,), (-0.5,), 0))
+        assert told == [NewTokens(1, (7,), (-0.5,), 0)]
 
     run(scenario)

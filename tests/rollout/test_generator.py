@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -42,12 +43,25 @@ LIMITS = ModelLimits(vocab_size=100, context_length=50)
 SAMPLING = SamplingSettings(max_new_tokens=10)
 
 
-def event(ids: list[int], *, version: str = "3", finish: str | None = None, spans=None) -> bytes:
+def event(
+    ids: list[int],
+    *,
+    version: str = "3",
+    finish: str | None = None,
+    spans=None,
+    num_tokens: int | None = None,
+    logprob: float | None = None,
+) -> bytes:
+    """`num_tokens` are those that the response has in all, by the server's own count."""
     meta: dict[str, Any] = {
         "weight_version": version,
-        "output_token_logprobs": [[-token / 10, token, None] for token in ids],
+        "output_token_logprobs": [
+            [-token / 10 if logprob is None else logprob, token, None] for token in ids
+        ],
         "finish_reason": finish and {"type": finish},
     }
+    if num_tokens is not None:
+        meta["completion_tokens"] = num_tokens
     if spans is not None:
         names = ("version", "start", "end")
         meta["weight_versions"] = [dict(zip(names, span, strict=True)) for span in spans]
@@ -135,6 +149,19 @@ def test_an_interrupted_response_is_handed_over_with_its_tokens(
     assert completion.spans == (Span(3, 0, 1), Span(4, 1, 3), Span(5, 3, 4))
 
 
+def test_the_servers_count_of_tokens_begins_anew_with_each_response() -> None:
+    partial = Completion((1, 2), (5,), (-0.5,), (Span(3, 0, 1),), FinishReason.ABORT, "")
+    with FakeEngine([event([6], num_tokens=1), event([7], num_tokens=2, finish="stop")]) as engine:
+        assert sample(engine, partial).output_ids == (5, 6, 7)
+
+
+def test_an_empty_completion_is_one() -> None:
+    with FakeEngine([event([], finish="stop", spans=[], num_tokens=0)]) as engine:
+        completion = sample(engine, decode=lambda ids: f"{len(ids)} tokens")
+    assert (completion.output_ids, completion.spans) == ((), ())
+    assert completion.text == "0 tokens"
+
+
 def test_breaking_off_hands_over_what_every_response_has_brought_so_far() -> None:
     async def use(generator: Generator) -> list[Any]:
         arrived = [asyncio.Event(), asyncio.Event()]
@@ -173,6 +200,10 @@ def test_a_stalled_stream_is_interrupted_within_its_bound() -> None:
         ([b"data: {broken\n\n"], "JSON"),
         ([event([5], version="mine")], "weight version 'mine'"),
         ([event([5], finish="stop", spans=[("3", 0, 2)])], "do not cover 1 output tokens"),
+        ([event([5], num_tokens=1), event([6], num_tokens=3)], "3 tokens were sampled, 2 came"),
+        ([event([5], logprob=math.nan)], "JSON is malformed"),
+        ([event([5], logprob=-math.inf)], "JSON is malformed"),
+        ([event([5]).replace(b"-0.5", b"null")], "Expected `float`, got `null`"),
     ],
 )
 def test_an_unsound_response_is_refused(script: list[bytes], why: str) -> None:
@@ -250,6 +281,14 @@ def test_a_server_of_which_only_the_http_process_answers_is_not_ready() -> None:
         run(engine, health_alone)
         with pytest.raises(EngineTimeout, match="engine e: wait until ready failed after"):
             run(engine, lambda generator: generator.wait_ready(0.5))
+
+
+def test_a_server_that_does_not_say_what_its_cache_holds_is_an_error() -> None:
+    with FakeEngine() as engine:
+        with pytest.raises(EngineRefused, match="no max_total_num_tokens in /server_info"):
+            run(engine, lambda generator: generator.kv_cache_tokens())
+        engine.info["max_total_num_tokens"] = 4096
+        assert run(engine, lambda generator: generator.kv_cache_tokens()) == 4096
 
 
 def test_a_server_that_is_being_replaced_is_waited_for() -> None:

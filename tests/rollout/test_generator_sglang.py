@@ -224,6 +224,11 @@ def test_an_interrupted_completion_continues_where_it_broke_off(server: ServerSe
     assert max_error(completion, replay(completion, {9: random_model(0)})) < TOLERANCE
 
 
+def test_a_server_says_how_many_tokens_its_cache_holds(server: ServerSettings) -> None:
+    held = with_generator(server, lambda generator: generator.kv_cache_tokens())
+    assert held == server.max_total_tokens
+
+
 def test_the_plugin_is_active_in_the_scheduler(server: ServerSettings) -> None:
     async def use(generator: Generator) -> dict:
         await generator.check_server()

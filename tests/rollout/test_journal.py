@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from megatron_magistral.rollout import journal as module
 from megatron_magistral.rollout.events import Admitted, Finished, Rewarded, Sampled, Trained
 from megatron_magistral.rollout.journal import (
+    FENCE,
     Journal,
     JournalError,
     frame,
@@ -59,8 +62,8 @@ def test_a_record_that_was_cut_off_costs_itself_alone(tmp_path_factory, data):
     (path,) = segments_of(folder)
     end = data.draw(st.integers(0, path.stat().st_size))
     os.truncate(path, end)
-    ends = [len(b"".join(map(frame, events[:count]))) for count in range(len(events) + 1)]
-    num_whole = max(count for count, size in enumerate(ends) if size <= end)
+    sizes = [len(FENCE + b"".join(map(frame, events[:count]))) for count in range(len(events) + 1)]
+    num_whole = max((count for count, size in enumerate(sizes) if size <= end), default=0)
     assert list(read_journal(folder)) == events[:num_whole]
     write(folder, EVENTS[20:30])
     assert list(read_journal(folder)) == events[:num_whole] + EVENTS[20:30]
@@ -83,6 +86,111 @@ def test_damage_elsewhere_is_an_error_that_says_where(tmp_path):
     path.write_bytes(content)
     with pytest.raises(JournalError, match=rf"{path}: is damaged at byte \d+ of {len(content)}"):
         list(read_journal(tmp_path))
+
+
+WRITES = [EVENTS[start : start + 10] for start in range(0, 60, 10)]
+
+
+def write_in_parts(folder: Path) -> bytes:
+    """One segment, a sync after each part; by a process that was killed."""
+
+    async def scenario() -> None:
+        journal = Journal(folder).__enter__()
+        for events in WRITES:
+            for event in events:
+                journal.append(event)
+            await journal.sync()
+
+    asyncio.run(scenario())
+    return segments_of(folder)[0].read_bytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_damage_before_the_last_write_is_named_and_never_taken_for_its_end(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("journal")
+    content = bytearray(write_in_parts(folder))
+    (path,) = segments_of(folder)
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    num_safe = sum(map(len, WRITES[:-1]))
+    try:
+        found = list(read_journal(folder))
+    except JournalError as error:
+        assert f"{path}: is damaged at byte" in str(error)
+        with pytest.raises(JournalError, match="is damaged at byte"):
+            Journal(folder).__enter__()  # and nothing is cut off
+        assert path.read_bytes() == content
+    else:
+        assert place >= content.rindex(FENCE)
+        assert found[:num_safe] == EVENTS[:num_safe]
+
+
+def test_all_of_a_journal_that_was_closed_is_whole(tmp_path):
+    write(tmp_path, EVENTS[:20])
+    (path,) = segments_of(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1  # of the last record
+    path.write_bytes(content)
+    with pytest.raises(JournalError, match="is damaged at byte"):
+        list(read_journal(tmp_path))
+
+
+def test_what_the_message_says_about_a_damaged_journal_helps(tmp_path):
+    write(tmp_path, EVENTS[:20])
+    (path,) = segments_of(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(JournalError) as failure:
+        list(read_journal(tmp_path))
+    (size,) = re.findall(r"`truncate --size=(\d+)`", str(failure.value))
+    os.truncate(path, int(size))
+    found = list(read_journal(tmp_path))
+    assert found and found == EVENTS[: len(found)]
+
+
+def test_a_write_that_failed_halfway_is_repeated_whole(tmp_path, monkeypatch):
+    """As when a disk was full for a moment: what comes later builds on it."""
+    real, is_full = os.write, True
+
+    def half(descriptor: int, content: memoryview) -> int:
+        if is_full and len(content) < 300:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, content[: len(content) // 2] if is_full else content)
+
+    async def scenario() -> None:
+        nonlocal is_full
+        with Journal(tmp_path) as journal:
+            for event in EVENTS[:20]:
+                journal.append(event)
+            with pytest.raises(JournalError, match="No space left"):
+                await journal.sync()
+            assert list(read_journal(tmp_path)) == []
+            journal.append(EVENTS[20])
+            is_full = False
+
+    monkeypatch.setattr(module.os, "write", half)
+    asyncio.run(scenario())
+    assert list(read_journal(tmp_path)) == EVENTS[:21]
+
+
+def test_a_segment_may_be_replaced_and_another_grow_while_they_are_read(tmp_path):
+    """As an audit of a run that goes on meets them."""
+    write(tmp_path, EVENTS[:200])
+
+    async def scenario() -> None:
+        with Journal(tmp_path) as journal:
+            reader = read_journal(tmp_path)
+            found = [next(reader)]
+            for event in EVENTS[200:]:
+                journal.append(event)
+            await journal.compact(set())
+            found += reader
+            assert found[:200] == EVENTS[:200]
+
+    asyncio.run(scenario())
 
 
 def test_a_disk_that_takes_no_more_is_an_error_that_says_where(tmp_path):
@@ -108,8 +216,9 @@ def test_a_segment_does_not_grow_for_ever(tmp_path, monkeypatch):
 
     asyncio.run(scenario())
     assert list(read_journal(tmp_path)) == EVENTS
-    largest = max(len(frame(event)) for event in EVENTS)
-    assert max(path.stat().st_size for path in segments_of(tmp_path)) <= 2000 + largest
+    largest = max(len(FENCE + frame(event)) for event in EVENTS)
+    sizes = [path.stat().st_size for path in segments_of(tmp_path)]
+    assert max(sizes) <= 2000 + largest + len(FENCE)
 
 
 # --- compaction --------------------------------------------------------------------------------

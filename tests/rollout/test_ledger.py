@@ -16,6 +16,7 @@ from megatron_magistral.rollout.events import (
     Finished,
     How,
     Outcome,
+    Rewarded,
     Sampled,
     Taken,
     Trained,
@@ -24,7 +25,7 @@ from megatron_magistral.rollout.events import (
 )
 from megatron_magistral.rollout.journal import without_content
 from megatron_magistral.rollout.ledger import Ledger, LedgerError, Restored
-from megatron_magistral.types import FinishReason, Span
+from megatron_magistral.types import FinishReason, Reward, Span
 from tests.rollout.histories import PROBLEMS, SIZE, History, token_of
 
 
@@ -174,6 +175,26 @@ def test_the_spans_that_an_engine_reports_at_the_end_are_those_that_count():
     completion = only_completion(sampled(0, 1, 2, version=1), ended)
     assert (completion.spans, completion.text) == (spans, "ab")
     assert completion.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("promised", "bound", "due"),
+    [(None, None, None), (None, 2, 5), (7, None, 7), (7, 2, 5), (7, 9, 7)],
+)
+def test_under_another_bound_a_group_is_due_no_later_than_under_either(promised, bound, due):
+    """One that was never due would be overtaken for ever by those that are."""
+    whole = [
+        Admitted(0, "p0", 1, 3, promised, (1,)),
+        Finished(0, 0, (), FinishReason.STOP, ""),
+        Rewarded(0, 0, Reward(0.1, 0.0, 0.0, 0.0)),
+        Closed(0, Outcome.TAKEN, "", 0, (-1, -1)),
+    ]
+    ledger = Ledger()
+    for event in [Began(0), *whole, Admitted(1, "p1", 1, 3, promised, (1,))]:
+        ledger.apply(event)
+    restored = ledger.restore(0, PROBLEMS, bound)
+    assert [each for _, each in restored.waiting] == [due]
+    assert [group.due for group in restored.unfinished] == [due]
 
 
 def test_an_empty_completion_is_not_sampled_again():

@@ -221,6 +221,39 @@ def test_a_completion_that_is_a_hundred_times_longer_is_trained_and_holds_nobody
     assert len(steps) == 60 * 2
 
 
+@pytest.mark.parametrize("max_staleness", [None, 3])
+def test_a_verifier_that_hangs_delays_its_group_alone(max_staleness):
+    """With a bound on staleness others go on until the bound would be broken."""
+
+    class OneHangs(RandomRollouts):
+        def __init__(self):
+            super().__init__(choices=range(1000))
+            self.may_grade = asyncio.Event()
+
+        async def grade(self, problem, completion, group):
+            if group == "0":
+                await self.may_grade.wait()
+            return await super().grade(problem, completion, group)
+
+    async def scenario():
+        rollouts, queue = OneHangs(), queue_of(max_staleness=max_staleness)
+        await queue.weights_changed(0)
+        task = asyncio.create_task(pipeline_of(rollouts, queue).run())
+        num_alone = 10 if max_staleness is None else max_staleness
+        steps = {}
+        for step in range(num_alone + 2):
+            if step == num_alone:
+                assert 0 not in steps
+                rollouts.may_grade.set()
+            for group in await asyncio.wait_for(queue.take(), 20):
+                steps[group.ordinal] = step
+            await queue.weights_changed(step + 1)
+        task.cancel()
+        return steps[0] - num_alone
+
+    assert asyncio.run(scenario()) in (0, 1)
+
+
 # --- what is recorded --------------------------------------------------------------------------
 
 

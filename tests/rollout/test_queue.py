@@ -117,6 +117,28 @@ def test_taking_waits_for_enough_groups():
     asyncio.run(scenario())
 
 
+def test_groups_that_are_late_already_are_trained_first_and_newer_ones_are_still_admitted():
+    """As after a resume under a narrower bound."""
+
+    async def scenario():
+        queue = GroupQueue(limits_of(groups_per_batch=2, n_async=16, max_staleness=1))
+        waiting = [(group_of(ordinal, size=SIZE), ordinal - 3) for ordinal in range(3)]
+        queue.restore(2, 3, waiting=waiting)
+        await queue.weights_changed(2)
+        trained = []
+        for step in range(2, 6):
+            while not await would_wait(queue.admit()):  # cancelled or not, it was admitted
+                ordinal = queue.next_ordinal - 1
+                await finish_sequences(queue, SIZE)
+                await queue.put(group_of(ordinal, size=SIZE))
+            trained += [group.ordinal for group in await queue.take()]
+            await queue.weights_changed(step + 1)
+        assert trained == sorted(trained)
+        assert trained[:3] == [0, 1, 2]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("leave", [Outcome.DROPPED, Outcome.FAILED])
 def test_a_group_leaves_exactly_once(leave):
     async def scenario():
@@ -275,3 +297,17 @@ def test_a_group_that_is_late_already_stops_nobody():
         return [group.ordinal for group in await asyncio.wait_for(queue.take(), 10)]
 
     assert asyncio.run(scenario()) == [9, 10]
+
+
+def test_new_limits_hold_before_anyone_else_runs():
+    async def scenario():
+        queue = await queue_of(n_async=8)
+        async with queue._changed:  # as one that is just being woken up has it
+            setting = asyncio.ensure_future(queue.set_limits(limits_of(n_async=SIZE)))
+            await asyncio.sleep(0)
+            assert not setting.done()
+        await queue.admit()
+        assert await would_wait(queue.admit())
+        await setting
+
+    asyncio.run(scenario())

@@ -6,13 +6,14 @@ import asyncio
 import heapq
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
+from megatron_magistral.rollout.events import Admitted
 from megatron_magistral.rollout.queue import Admission, GroupQueue, Outcome, QueueLimits
 from megatron_magistral.types import Group
 from tests.fakes import group_of
@@ -98,8 +99,12 @@ class Model:
         self.tasks.append(self.taking)
 
     async def resume(self) -> None:
-        """Everything is killed, and goes on from a step that was saved not long ago."""
+        """Everything is killed, and goes on from a step that was saved not long ago; now and then
+        with another bound."""
         self.cancel()
+        if self.rng.random() < 0.5:
+            bound = self.rng.choice([None, *range(6)])
+            self.limits = replace(self.limits, max_staleness=bound)
         self.generate_from = max(self.generate_from, self.step)
         self.step = self.rng.randrange(max(0, self.step - 3), self.step + 1)
         self.is_training = False
@@ -108,10 +113,19 @@ class Model:
             self.step,
             len(self.admitted),
             repeated=[lambda batch=batch: batch for batch in self.batches[self.step :]],
-            waiting=[(group, self.admitted[o].due) for o, group in self.waiting.items()],
-            unfinished=[(self.admitted[o], count) for o, count in self.unfinished.items()],
+            waiting=[(group, self.due(o)) for o, group in self.waiting.items()],
+            unfinished=[
+                (replace(self.admitted[o], due=self.due(o)), count)
+                for o, count in self.unfinished.items()
+            ],
         )
         await self._go_on()
+
+    def due(self, ordinal: int) -> int | None:
+        """As the ledger tells it to a queue that goes on."""
+        group = self.admitted[ordinal]
+        recorded = Admitted(ordinal, "", SIZE, group.version, group.due, ())
+        return recorded.due_under(self.limits.max_staleness)
 
     def cancel(self) -> None:
         for task in self.tasks:
@@ -194,8 +208,8 @@ def check_history(model: Model) -> None:
     for step, batch in enumerate(model.batches):
         assert len(batch) == model.limits.groups_per_batch
         for group in batch:
-            bound = model.limits.max_staleness
-            assert bound is None or step - model.admitted[group.ordinal].version <= bound
+            due = model.admitted[group.ordinal].due
+            assert due is None or step <= due
 
 
 # --- the lengths that are trained --------------------------------------------------------------

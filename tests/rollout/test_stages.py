@@ -28,6 +28,8 @@ CONFIG = {
         "n_batch": 8,
         "n_minibatch": 8,
         "n_async": 8,
+        "kv_budget_tokens": 900,
+        "kv_reserve": 0.5,
         "microbatch_tokens": 512,
         "optimizer": {"lr": 1.0},
         "stages": [
@@ -37,6 +39,8 @@ CONFIG = {
                 "n_batch": 4,
                 "n_minibatch": 4,
                 "n_async": 6,
+                "kv_budget_tokens": 700,
+                "kv_reserve": 1.0,
                 "drop_solved_above": 0.9,
             },
             {"begin": {"max_steps": 2}, "l_max": 128},
@@ -90,7 +94,7 @@ def test_the_log_says_which_rule_with_the_numbers(open_stages, caplog):
         "stage 1 begins with step 2, by the rule near l_max: 4 of 4 completions had more than "
         "l_max - l_cache tokens in steps 0 to 1: 1.0000, more than 0.5; l_max 64 -> 96, "
         "n_async 8 -> 6, n_batch 8 -> 4, n_minibatch 8 -> 4, queue_capacity 8 -> 4, "
-        "KV cache tokens at most 512 -> 576; "
+        "kv_budget_tokens 900 -> 700, kv_reserve 0.5 -> 1.0; "
         "3 problems come in, 0 that are solved go out, 8 are left"
     ) in caplog.text
 

@@ -1,12 +1,15 @@
 """A SLURM of one's own: munged, slurmctld and several slurmd on this machine, in one directory.
 
 Needs Debian's packages `slurm-wlm` and `munge`, and no systemd, cgroups or accounting. Several
-slurmd run on one host under the names node1, node2, ...; each believes that it has plenty of cores.
-A requeued job waits for old credentials to expire, hence their short life here.
+slurmd run on one host under the names node1, node2, ...; each believes that it has plenty of cores
+and two GPUs, which are empty files. The last of them does not see what is in `not_on_last`: its
+slurmd has a mount namespace of its own. A requeued job waits for old credentials to expire, hence
+their short life here.
 """
 
 from __future__ import annotations
 
+import ctypes
 import getpass
 import os
 import secrets
@@ -15,15 +18,20 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
+
+from megatron_magistral.cluster import PR_SET_PDEATHSIG
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
 START_TIMEOUT_S = 60.0
 POLL_S = 0.5
 NODE_CPUS = 16
+NODE_GPUS = 2
+# For slurmd of the last node: hide a directory, then go on as it.
+BLIND = 'mount -t tmpfs none "$1" && shift && exec "$@"'
 
 CONFIG = """\
 ClusterName=test
@@ -49,9 +57,19 @@ SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
 KillWait=5
-NodeName=node[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} Port={ports}
+GresTypes=gpu
+NodeName=node[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres=gpu:{gpus} \
+Port={ports}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO State=UP
 """
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """A test run that is killed leaves no daemon behind."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def missing_programs() -> list[str]:
@@ -64,6 +82,7 @@ class SlurmCluster:
     def __init__(self, root: Path, num_nodes: int) -> None:
         self.root = root
         self.num_nodes = num_nodes
+        self.not_on_last = root / "not_on_last"
         self.environment = dict(os.environ) | {"SLURM_CONF": str(root / "slurm.conf")}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
@@ -81,7 +100,13 @@ class SlurmCluster:
             num_nodes=self.num_nodes,
             ports=f"[{ports[1]}-{ports[-1]}]",
             cpus=NODE_CPUS,
+            gpus=NODE_GPUS,
         )
+        self.not_on_last.mkdir()
+        files = [self.root / f"gpu{index}" for index in range(NODE_GPUS)]
+        for path in files:
+            path.touch()
+        (self.root / "gres.conf").write_text("".join(f"Name=gpu File={path}\n" for path in files))
         (self.root / "slurm.conf").write_text(text)
         try:
             self._start()
@@ -103,7 +128,11 @@ class SlurmCluster:
         self._daemon("slurmctld", "-D")
         for number in range(1, self.num_nodes + 1):
             (self.root / f"spool-node{number}").mkdir()
-            self._daemon("slurmd", "-D", "-N", f"node{number}")
+            slurmd = ("slurmd", "-D", "-N", f"node{number}")
+            if number == self.num_nodes:
+                blind = ("sh", "-c", BLIND, "sh", str(self.not_on_last))
+                slurmd = ("unshare", "--mount", *blind, *slurmd)
+            self._daemon(*slurmd)
         self._until("slurmd", lambda: self.run("sinfo", "-h", "-o", "%T %D") == self._all_idle)
 
     @property
@@ -111,7 +140,7 @@ class SlurmCluster:
         return f"idle {self.num_nodes}"
 
     def _daemon(self, *command: str) -> None:
-        with (self.root / f"{command[0]}{len(self._daemons)}.out").open("wb") as log:
+        with (self.root / f"daemon{len(self._daemons)}.out").open("wb") as log:
             self._daemons.append(
                 subprocess.Popen(
                     command,
@@ -120,6 +149,7 @@ class SlurmCluster:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=_end_with_parent,
                 )
             )
 
@@ -204,6 +234,14 @@ class SlurmCluster:
         """What `scontrol show job` says: JobState, ExitCode, Restarts, ..."""
         shown = self.run("scontrol", "--oneliner", "show", "job", str(job_id))
         return dict(item.split("=", 1) for item in shown.split() if "=" in item)
+
+    def wait(self, job_id: int, states: Collection[str], timeout_s: float) -> dict[str, str]:
+        """As `job`, once the job is in one of these states."""
+        deadline = time.monotonic() + timeout_s
+        while (job := self.job(job_id))["JobState"] not in states:
+            assert time.monotonic() < deadline, f"job {job_id} is {job['JobState']} for too long"
+            time.sleep(POLL_S)
+        return job
 
     def logs(self) -> str:
         return "\n".join(

@@ -31,11 +31,13 @@ def plan_of(job: Job, config: Config | None = None) -> JobPlan:
     return make_plan(placement, job, context_length=512, safe=Safe(0, 0))
 
 
-def planned_run(folder: Path, *overrides: str) -> tuple[RunFolder, JobPlan, Config]:
+def planned_run(
+    folder: Path, *overrides: str, gpus_per_node: int = 0
+) -> tuple[RunFolder, JobPlan, Config]:
     """A run folder as `begin` leaves it: two nodes with two places each."""
     run, config = RunFolder(folder), load(MICRO, overrides)
     folder.mkdir(exist_ok=True)
     run.config.write_text(dump(config))
-    plan = plan_of(job_of(), config)
+    plan = plan_of(job_of(gpus_per_node=gpus_per_node), config)
     write_plan(plan, run)
     return run, plan, config

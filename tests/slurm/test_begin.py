@@ -142,6 +142,30 @@ def test_a_process_that_still_holds_the_run_is_named(
         start(tmp_path)
 
 
+def test_what_a_selection_has_measured_is_safe_and_is_said(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    config = load(MICRO, ["sft.candidate_every_steps=20"])
+    run.mark_finished(Stage.SFT)
+    for step in (20, 40, 60):
+        run.sft_candidate(step).mkdir(parents=True)
+    assert what_is_safe(config, run) == Safe(2, 0)
+    run.eval_candidate(20).parent.mkdir()
+    run.eval_candidate(20).touch()
+    assert what_is_safe(config, run) == Safe(2, 1)
+    _, said = start(tmp_path, "sft.candidate_every_steps=20", allow=True)
+    assert "selection goes on: 1 of 3 candidates are measured" in said
+
+
+def test_a_config_whose_model_has_moved_since_is_compared_all_the_same(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    text = run.config.read_text().replace("path: null", "path: /gone/model", 1)
+    assert "/gone/model" in text
+    text = text[: text.index("  shape:")] + "  shape: null\n" + text[text.index("  dtype:") :]
+    run.config.write_text(text)
+    with pytest.raises(ConfigError, match=r"config has changed .* model\.path = None, was '/gone"):
+        start(tmp_path)
+
+
 def test_what_is_safe_grows_with_checkpoints_and_stages(tmp_path: Path) -> None:
     run, config = begun(tmp_path), load(MICRO)
     saved = what_is_safe(config, run)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from megatron_magistral import config_file
-from megatron_magistral.config import Config
 from megatron_magistral.placement import place_roles
 
 ROOT = Path(__file__).parents[2]
@@ -45,18 +44,23 @@ def test_the_scripts_are_clean_for_shellcheck() -> None:
 
 
 @pytest.mark.parametrize("path", JOBS, ids=names)
-def test_the_nodes_of_a_job_are_those_that_its_config_fills(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_nodes_of_a_job_are_those_that_its_config_fills(path: Path) -> None:
     # Models and data are the user's to bring.
-    monkeypatch.setattr(config_file, "_check_files", lambda config: None)
-    config: Config = config_file.load(ROOT / "configs" / f"{path.stem}.yaml")
+    config = config_file.load(ROOT / "configs" / f"{path.stem}.yaml", check_files=False)
     nodes, places = (int(directive(path, name)) for name in ("nodes", "ntasks-per-node"))
     placement = place_roles(config, nodes, places)
     # In an SFT run, generators have the trainers' GPUs when these are done.
     used = {*placement.trainers, *(gpu for each in placement.generators for gpu in each.gpus)}
     assert len(used) == nodes * places
     assert directive(path, "job-name") == path.stem
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "ablations").glob("*.yaml")), ids=names)
+def test_an_ablation_fills_the_nodes_that_the_docs_say(path: Path) -> None:
+    config = config_file.load(path, check_files=False)
+    assert config.model.path is not None
+    nodes = 10 if "3b" in config.model.path.name else 16
+    assert place_roles(config, nodes).num_idle_gpus == 0
 
 
 def test_all_jobs_have_the_same_body() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_magistral.slurm.outcome import STOP_REQUESTED, Verdict, judge
+from megatron_magistral.signals import STOPPED
+from megatron_magistral.slurm.outcome import Verdict, judge
 from megatron_magistral.slurm.plan import Safe
 
 
@@ -12,7 +13,7 @@ from megatron_magistral.slurm.plan import Safe
     ("code", "now", "num_restarts", "verdict"),
     [
         (0, Safe(3, 0), 0, Verdict.DONE),
-        (STOP_REQUESTED, Safe(1, 20), 99, Verdict.REQUEUE),  # time limits are no failures
+        (STOPPED, Safe(1, 20), 99, Verdict.REQUEUE),  # time limits are no failures
         (1, Safe(1, 30), 0, Verdict.REQUEUE),
         (1, Safe(2, 0), 0, Verdict.REQUEUE),
         (1, Safe(1, 20), 0, Verdict.FAIL),  # it would fail again at the same place

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from megatron_magistral.cluster import Role
+from megatron_magistral.rollout import sglang_server
 from megatron_magistral.run_folder import RunFolder, Stage
 from megatron_magistral.slurm.address_book import AddressBook, AddressTimeout
 from megatron_magistral.slurm.cli import keep
@@ -67,9 +68,18 @@ def test_trainer_ranks_get_torchruns_variables_and_all_addresses(tmp_path: Path)
 
 def test_where_there_are_gpus_a_generator_begins_at_its_own(tmp_path: Path) -> None:
     context = context_of(tmp_path)
-    assert "--base-gpu-id" not in task_role(RoleName.GENERATOR, 0, context).command
     on_gpus = replace(context, plan=msgspec.structs.replace(context.plan, gpus_per_node=2))
-    assert option(task_role(RoleName.GENERATOR, 0, on_gpus), "--base-gpu-id") == "0"
+    role = task_role(RoleName.GENERATOR, 0, on_gpus)
+    assert (option(role, "--base-gpu-id"), option(role, "--device")) == ("0", "cuda")
+
+
+def test_a_job_that_asked_for_no_gpus_uses_none_where_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang_server, "detect_device", lambda: sglang_server.Device.CUDA)
+    role = task_role(RoleName.GENERATOR, 0, context_of(tmp_path))
+    assert "--base-gpu-id" not in role.command
+    assert option(role, "--device") == "cpu"
 
 
 def test_each_task_has_a_log_with_its_node_in_the_name(tmp_path: Path) -> None:

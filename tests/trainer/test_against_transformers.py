@@ -20,6 +20,7 @@ from megatron_magistral.trainer.megatron import destroy_distributed
 from megatron_magistral.trainer.step import Trainer
 from tests.distributed.cases import OBJECTIVE, gradients, relative_error, share, trainer
 from tests.distributed.ranks import run_ranks
+from tests.trainer.live_bytes import LiveBytes
 from tests.trainer.models import hf_model, random_sequences, save
 
 pytestmark = pytest.mark.distributed
@@ -129,13 +130,23 @@ def test_a_window_makes_a_difference(logits: Any) -> None:
         assert (got[-1] - other[-1]).abs().max() > 1e-2
 
 
-def _steps(hf_dir: Path, layout: ParallelLayout) -> list[tuple[float, dict[str, Tensor]]]:
+def _steps(hf_dir: Path, layout: ParallelLayout) -> list[tuple[float, dict[str, Tensor], int]]:
+    """Loss, gradients and bytes of activations, without and with recomputation."""
+
+    def loss(hidden_RH: Tensor, head: Head, batch: PackedBatch) -> tuple[Tensor, None]:
+        return OBJECTIVE.loss(*head.score(hidden_RH, batch.targets_R, 1.0), batch).loss, None
+
     found = []
     for recompute in (False, True):
         with trainer(hf_dir, layout, recompute=recompute) as t:
             mine = share(SEQUENCES, t.mesh.dp_rank, t.mesh.dp_size)
-            stats = t.train_minibatch(t.pack(mine, 64), OBJECTIVE)
-            found.append((stats.loss, gradients(t)))
+            batches = t.pack(mine, 64)
+            stats = t.train_minibatch(batches, OBJECTIVE)
+            step_gradients = gradients(t)
+            parameters = [p for _, p in t.model.named_parameters()]
+            with LiveBytes([*parameters, *(p.main_grad for p in parameters)]) as live:
+                t.model.forward_backward(batches, loss)
+            found.append((stats.loss, step_gradients, live.peak))
     destroy_distributed()
     return found
 
@@ -150,7 +161,8 @@ def test_recomputed_activations_change_neither_loss_nor_gradient(
 ) -> None:
     hf_dir = save(hf_model(family), tmp_path / "model")
     results = run_ranks(_steps, layout.world_size, hf_dir, layout)
-    (loss, kept), (loss_again, recomputed) = results[0]
+    (loss, kept, peak), (loss_again, recomputed, peak_again) = results[0]
     assert loss_again == pytest.approx(loss, rel=1e-7)
     for name, gradient in kept.items():
         assert relative_error(recomputed[name], gradient) < 1e-7, name
+    assert peak_again < 0.6 * peak  # else nothing was recomputed

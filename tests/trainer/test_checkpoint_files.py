@@ -252,6 +252,28 @@ def test_a_checkpoint_may_be_the_best_before_it_is_written(folder):
     assert folder.steps() == [10, 30]
 
 
+def test_one_that_is_being_evaluated_is_kept_until_it_is_released(folder):
+    folder.hold(10)  # before it is written
+    for step in (10, 20, 30, 40):
+        write(folder, step)
+        folder.prune(keep_last=1, keep_multiples_of=0)
+    assert (folder.steps(), folder.held()) == ([10, 40], 10)
+    folder.release()
+    folder.release()
+    folder.prune(keep_last=1, keep_multiples_of=0)
+    assert (folder.steps(), folder.held()) == ([40], None)
+
+
+def test_going_back_releases_what_is_set_aside_and_nothing_else(folder):
+    for step in (10, 20, 30):
+        write(folder, step)
+    folder.hold(20)
+    folder.go_back(20)
+    assert folder.held() == 20
+    folder.go_back(10)
+    assert folder.held() is None
+
+
 def test_another_metric_starts_anew(folder):
     folder.offer_best(Best(10, "pass_at_1", 0.5))
     assert folder.offer_best(Best(20, "mean_reward", 0.1)).step == 20

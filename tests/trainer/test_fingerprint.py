@@ -47,6 +47,23 @@ def test_layout_length_and_the_other_stage_may_differ(stage, override):
     assert changed(stage, override) == []
 
 
+BATCHES = ["rl.stages.0.n_batch = 32, was 64", "rl.stages.0.n_minibatch = 32, was 64"]
+STAGE = "{begin: {max_steps: 9}, n_batch: 64, n_minibatch: 64, n_async: 64}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ("n_batch: 64, n_minibatch: 64", "n_batch: 32, n_minibatch: 32", BATCHES),
+        ("max_steps: 9", "max_steps: 8", ["rl.stages.0.begin.max_steps = 8, was 9"]),
+        ("n_async: 64", "n_async: 96, kv_budget_tokens: 9000", []),
+    ],
+)
+def test_a_later_stage_differs_by_the_keys_that_do(before, after, lines):
+    old, new = (load(TINY, [f"rl.stages=[{s}]"]) for s in (STAGE, STAGE.replace(before, after)))
+    assert differences(*(training_values(config, "rl") for config in (old, new))) == lines
+
+
 def test_a_section_that_one_of_them_lacks_is_a_difference():
     files = (f"data.train={TINY}", f"data.held_out={TINY}")
     lines = changed("rl", "sft=null", "data.tiny_world=null", *files)

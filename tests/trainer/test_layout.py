@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from megatron_magistral.config import ParallelConfig
+from megatron_magistral.config_parallel import ParallelConfig
 from megatron_magistral.trainer.layout import LayoutError, ParallelLayout, check_layout
 from megatron_magistral.weights.architecture import architecture_of
 from tests.trainer.models import hf_model
@@ -70,8 +70,10 @@ def test_experts_are_divided_only_where_they_are_not_spread() -> None:
 
 
 def test_a_layout_follows_from_the_config() -> None:
-    parallel = ParallelConfig(tensor=2, pipeline=3, data=4, expert=8, sequence=False)
-    expected = ParallelLayout(tp=2, pp=3, dp=4, ep=8, sequence_parallel=False)
+    parallel = ParallelConfig(
+        tensor=2, pipeline=3, data=4, virtual_pipeline=5, expert=8, sequence=False
+    )
+    expected = ParallelLayout(tp=2, pp=3, dp=4, vpp=5, ep=8, sequence_parallel=False)
     assert ParallelLayout.of(parallel) == expected
 
 

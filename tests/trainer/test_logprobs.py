@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron_magistral.trainer import logprobs as module
 from megatron_magistral.trainer.logprobs import logprobs_and_entropy
+from tests.trainer.live_bytes import LiveBytes
 
 R, H, V = 37, 16, 101
 
@@ -113,3 +115,28 @@ def test_the_logits_are_gone_after_the_backward_pass() -> None:
     assert node.kept_CV.shape == (R, V)
     logprobs.sum().backward()
     assert node.kept_CV is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [3, 64, 256])
+def test_no_more_than_a_chunk_of_logits_is_ever_in_memory(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, num_rows: int
+) -> None:
+    """However many rows there are. Blocks of one row stand for what fits into a cache."""
+    vocab_size, chunk_rows = 1000, 8
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", vocab_size)
+    hidden = torch.randn(num_rows, H).to(dtype).requires_grad_()
+    weight = torch.randn(vocab_size, H).to(dtype).requires_grad_()
+    targets = torch.arange(num_rows)
+    row, chunk = 4 * vocab_size, 4 * vocab_size * chunk_rows
+    product = 0 if dtype == torch.float32 else chunk // 2  # in the precision of the model
+    row_numbers = 4 * 40 * num_rows
+    with LiveBytes([hidden, weight, targets]) as live:
+        logprobs, entropy = logprobs_and_entropy(
+            hidden, weight, targets, chunk_elements=chunk_rows * vocab_size
+        )
+        assert live.peak <= chunk + product + 3 * row + row_numbers
+        (logprobs.sum() + entropy.sum()).backward()
+    grads = 4 * (hidden.numel() + weight.numel()) * (1 if dtype == torch.float32 else 2)
+    assert chunk < live.peak - live.now or num_rows < chunk_rows
+    assert live.peak <= chunk + product + 3 * row + row_numbers + grads

@@ -71,6 +71,17 @@ def test_qwen_has_its_window_on_the_upper_layers_only() -> None:
         (transformers.MixtralConfig(num_experts_per_tok=1), "the router cannot learn"),
         (transformers.LlamaConfig(hidden_act="gelu"), "hidden_act='gelu'"),
         (
+            transformers.LlamaConfig(num_attention_heads=32, num_key_value_heads=3),
+            "num_key_value_heads=3 must divide num_attention_heads=32",
+        ),
+        (transformers.MistralConfig(sliding_window=0), "sliding_window=0 must be at least 1"),
+        (
+            transformers.LlamaConfig(
+                rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)
+            ),
+            "partial_rotary_factor=0.5",
+        ),
+        (
             transformers.LlamaConfig(
                 rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)
             ),
@@ -91,6 +102,51 @@ def test_the_error_names_the_file(tmp_path: Path) -> None:
     transformers.GPT2Config().save_pretrained(tmp_path)
     with pytest.raises(ArchitectureError, match=f"{tmp_path}/config.json: model_type='gpt2'"):
         read_architecture(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": None}, "model_type=None is unknown; known: llama, mistral"),
+        ({"hidden_size": "64"}, "'hidden_size' expected int, got str"),
+        ({"num_attention_heads": 7}, r"hidden size \(64\) is not a multiple of the number"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}},
+            "Missing required keys in `rope_parameters` for 'rope_type'='llama3'",
+        ),
+    ],
+    ids=["no-type", "text", "heads", "rope"],
+)
+def test_a_config_that_makes_no_sense_is_one_line_that_names_the_file(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    hf_model("llama").config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ArchitectureError, match=f"{path}: .*{words}") as error:
+        read_architecture(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("{", "Expecting property name"), ("[]", "is not a JSON object")]
+)
+def test_a_config_that_is_not_json_is_named(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(ArchitectureError, match=f"{path}: {words}"):
+        read_architecture(tmp_path)
+
+
+def test_code_that_comes_with_a_model_is_neither_run_nor_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described = {"model_type": "martian", "auto_map": {"AutoConfig": "theirs.MartianConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    (tmp_path / "theirs.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(ArchitectureError, match="model_type='martian' is unknown"):
+        read_architecture(tmp_path)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_saved_config_reads_the_same(tmp_path: Path) -> None:

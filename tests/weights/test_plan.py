@@ -149,7 +149,7 @@ def deliver(case: Case, plan: Plan) -> dict[int, dict[str, list[tuple[Range, Ten
     received: dict[int, dict[str, list[tuple[Range, Tensor]]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for transfer in plan.transfers:
+    for transfer in plan.transfers():
         for piece in plan.buckets[transfer.bucket].pieces:
             tensor = plan.tensors[piece.tensor]
             if plan.kind is PlanKind.GATHER:
@@ -259,7 +259,7 @@ def test_each_tensor_is_in_one_bucket_of_the_gather_plan_and_of_its_stage(case: 
 def test_the_direct_plan_sends_only_from_ranks_that_hold_and_shares_the_work(case: Case) -> None:
     plan = case.plan(PlanKind.DIRECT)
     routes = defaultdict(list)
-    for transfer in plan.transfers:
+    for transfer in plan.transfers():
         assert 0 <= transfer.source < case.trainer.world_size
         routes[transfer.bucket].append(transfer)
     for number, transfers in routes.items():

@@ -58,6 +58,14 @@ def test_a_config_with_experts_is_read(tmp_path: Path) -> None:
     assert code == 0, output
 
 
+def test_a_layout_that_no_gpu_can_hold_is_named() -> None:
+    """24e9 parameters of 18 bytes over 8 ranks; 2 bytes over 1."""
+    code, output = run("--gpus", "16", "--generator-tp", "1", "--gpu-memory-gib", "40")
+    assert code == 0
+    assert "--gpus 16: a trainer's weights, gradients and optimizer are 49 GiB a GPU" in output
+    assert "--gpus 16: a generator's weights are 44 GiB a GPU, more than 40" in output
+
+
 def test_a_number_of_gpus_that_does_not_fit_is_named_and_the_others_are_shown() -> None:
     code, output = run("--gpus", "24", "--gpus", "64")
     assert code == 0

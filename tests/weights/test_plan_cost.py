@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import PlanKind, direct_plan, gather_plan
-from megatron_magistral.weights.plan_cost import Links, Prediction, Senders, predict, predict_all
+from megatron_magistral.weights.plan_cost import BucketCost, Links, Prediction, follow, predict
 from megatron_magistral.weights.presets import PRESETS, find_model, num_parameters, sized
 
 SMALL = PRESETS["magistral-small-24b"]
@@ -22,10 +22,9 @@ def of(
     links: Links,
     trainer: TrainerLayout,
     generator: GeneratorLayout,
-    senders: Senders = Senders.ONE,
 ) -> Prediction:
     make = gather_plan if kind is PlanKind.GATHER else direct_plan
-    return predict(make(SMALL, trainer, generator), trainer, generator, links, senders)
+    return predict(make(SMALL, trainer, generator), links)
 
 
 def test_without_latencies_a_gathered_update_takes_its_bytes_over_one_nic() -> None:
@@ -53,12 +52,64 @@ def test_in_one_node_the_wire_is_nvlink_or_where_there_is_none_pcie() -> None:
     assert seconds[0] / seconds[360] == pytest.approx(360 / FREE.pcie_gb_s)
 
 
-def test_stage_leaders_spare_the_hop_to_the_first_stage() -> None:
-    trainer, generator = TrainerLayout(tp=8, pp=4), GeneratorLayout(replicas=4, tp=8)
-    one = of(PlanKind.GATHER, Links(), trainer, generator, Senders.ONE)
-    leaders = of(PlanKind.GATHER, Links(), trainer, generator, Senders.STAGE_LEADERS)
-    assert leaders.gather_s < one.gather_s and leaders.total_s < one.total_s
-    assert leaders.wire_s == one.wire_s  # an engine takes one bucket at a time
+def test_each_pipeline_stage_sends_its_own_part_and_gathers_beside_the_others() -> None:
+    generator = GeneratorLayout(replicas=4, tp=8)
+    slow_gather = replace(FREE, nvlink_gb_s=20)
+    one, four = (
+        of(PlanKind.GATHER, slow_gather, TrainerLayout(tp=8, pp=pp), generator) for pp in (1, 4)
+    )
+    assert 4 * four.sent_bytes < 1.3 * one.sent_bytes  # the ends of the model are no equal share
+    assert four.received_bytes == one.received_bytes
+    assert four.wire_s == pytest.approx(one.wire_s)  # an engine takes one bucket at a time
+    assert one.transfer_s > one.gather_s * 0.9 > four.transfer_s * 0.9
+
+
+GATHERED = [BucketCost(gather_s=3, convert_s=1, digest_s=0, call_s=0.5, wire_s=4, load_s=2)] * 3
+
+
+def test_an_update_that_hides_nothing_takes_the_sum_of_its_parts() -> None:
+    times = follow(GATHERED, call_s=0.5, overlap=0.0)
+    assert times.total_s == pytest.approx(3 * (3 + 1 + 0.5 + 4 + 2) + 6 * 0.5)
+    assert times.pause_s == times.total_s - 4
+
+
+def test_an_update_that_hides_all_it_can_takes_its_longest_parts() -> None:
+    times = follow(GATHERED, call_s=0.0, overlap=1.0)
+    assert times.total_s == pytest.approx(4 + 0.5 + 3 * (4 + 2))  # gathering 4, wire 4; load 2
+
+
+LAYOUTS = {
+    "magistral-small-24b": (TrainerLayout(tp=8, dp=4), GeneratorLayout(replicas=4, tp=8)),
+    "dense-120b": (TrainerLayout(tp=8, pp=4), GeneratorLayout(replicas=4, tp=8)),
+    "moe-700b": (TrainerLayout(tp=8, pp=4, ep=8), GeneratorLayout(tp=32, ep=32)),
+}
+
+
+@pytest.mark.parametrize("kind", PlanKind)
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_update_is_faster_than_its_bytes_over_the_links(name: str, kind: PlanKind) -> None:
+    arch, links = PRESETS[name], Links()
+    trainer, generator = LAYOUTS[name]
+    make = gather_plan if kind is PlanKind.GATHER else direct_plan
+    found = predict(make(arch, trainer, generator), links)
+    nic = links.between_nodes() * 1e9
+    model_bytes = 2 * num_parameters(arch)
+    # Every replica must get the model, over no more links than it has ranks.
+    least = model_bytes if kind is PlanKind.GATHER else model_bytes / generator.tp
+    assert found.received_bytes >= 0.999 * least
+    assert found.wire_s >= max(found.received_bytes, found.sent_bytes) / nic
+    assert found.pause_s >= found.wire_s and found.total_s >= found.pause_s
+    assert found.load_s >= model_bytes / generator.tp / (links.hbm_copy_gb_s * 1e9) * 0.999
+
+
+@pytest.mark.parametrize("kind", PlanKind)
+def test_a_plan_for_many_replicas_holds_no_more_than_one_for_a_few(kind: PlanKind) -> None:
+    make = gather_plan if kind is PlanKind.GATHER else direct_plan
+    arch = sized(8)
+    few = make(arch, TrainerLayout(tp=2, dp=2), GeneratorLayout(replicas=2, tp=2))
+    many = make(arch, TrainerLayout(tp=2, dp=512), GeneratorLayout(replicas=512, tp=2))
+    assert many.buckets is few.buckets and many.tensors is few.tensors
+    assert predict(many, Links()).received_bytes == predict(few, Links()).received_bytes
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,27 +117,19 @@ def test_stage_leaders_spare_the_hop_to_the_first_stage() -> None:
     kind=st.sampled_from(PlanKind),
     field=st.sampled_from(["nvlink_gb_s", "nic_gb_s", "pcie_gb_s", "hbm_copy_gb_s"]),
     factor=st.floats(1.1, 100),
-    overlap=st.floats(0, 1),
 )
 def test_a_faster_link_never_makes_an_update_slower(
-    kind: PlanKind, field: str, factor: float, overlap: float
+    kind: PlanKind, field: str, factor: float
 ) -> None:
-    links = Links(overlap=overlap)
+    links = Links()
     faster = replace(links, **{field: getattr(links, field) * factor})
     trainer, generator = TrainerLayout(tp=4, dp=2), GeneratorLayout(replicas=4, tp=2)
     arch = sized(8)
     make = gather_plan if kind is PlanKind.GATHER else direct_plan
     plan = make(arch, trainer, generator, bucket_bytes=1 << 20)
-    before, after = (predict(plan, trainer, generator, each) for each in (links, faster))
+    before, after = (predict(plan, each) for each in (links, faster))
     assert after.total_s <= before.total_s * (1 + 1e-9)
     assert after.pause_s <= after.total_s
-
-
-def test_every_plan_is_predicted_with_every_sender_that_it_can_have() -> None:
-    trainer, generator = TrainerLayout(tp=2, pp=2), GeneratorLayout(tp=2)
-    plans = [make(sized(8), trainer, generator) for make in (gather_plan, direct_plan)]
-    found = predict_all(plans, trainer, generator, Links())
-    assert [p.senders for p in found] == list(Senders)
 
 
 @pytest.mark.parametrize(

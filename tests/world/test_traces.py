@@ -1,6 +1,8 @@
 """Which completions of an RL run become supervised traces, and the file that they become."""
 
 import json
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,28 @@ def test_what_the_cap_leaves_is_chosen_by_the_seed():
     chosen = {tuple(responses(select(samples, seed=seed, max_per_problem=3))) for seed in range(9)}
     assert len(chosen) == 9
     assert select(samples, seed=4) == select(samples, seed=4)
+
+
+def test_of_the_different_responses_each_is_as_likely_to_be_chosen():
+    samples = [sample("a", f"a{i}") for i in range(4)] + [sample("a", "a0")] * 50
+    picks = Counter(
+        responses(select(samples, seed=seed, max_per_problem=1, hard_below=0))[0]
+        for seed in range(400)
+    )
+    assert set(picks) == {"a0", "a1", "a2", "a3"}
+    assert max(picks.values()) < 140  # 100 on average, standard deviation 9
+
+
+def test_samples_need_not_fit_into_memory():
+    def stream():
+        for number in range(300):
+            yield sample("a", f"{number:03}" + "." * 100_000)
+
+    tracemalloc.start()
+    select(stream(), max_per_problem=2)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 30 * 100_000  # 30 MB in all
 
 
 def test_traces_of_problems_that_are_seldom_solved_come_more_often():
