@@ -37,6 +37,19 @@ def test_swapped_elements_change_the_digest(i: int, j: int) -> None:
     assert (int(digest(tensor)) == int(digest(swapped))) == (i == j)
 
 
+@pytest.mark.parametrize("scale", [-1.0, 2.0])
+def test_elements_that_differ_in_upper_bits_alone_cannot_change_places(scale: float) -> None:
+    """A sign, or an exponent by one."""
+    tensor = a_tensor().view(-1)
+    for i in range(1, 60, 2):  # the upper half of each lane
+        for j in range(i + 2, 60, 2):
+            pair = tensor.clone()
+            pair[j] = pair[i] * scale
+            swapped = pair.clone()
+            swapped[[i, j]] = pair[[j, i]]
+            assert int(digest(pair)) != int(digest(swapped))
+
+
 def test_a_view_has_the_digest_of_its_copy() -> None:
     columns = a_tensor()[:, 3:7]
     assert int(digest(columns)) == int(digest(columns.clone()))
