@@ -191,16 +191,10 @@ def _rl_stage(forecast: Forecast, outlook: Outlook, index: int, num_stages: int)
         f"  step: {outlook.step_s:,.0f} s expected, of which training and new weights "
         f"{forecast.train_s:,.0f} s; full generators take {forecast.generate_s:,.0f} s; limited by "
         f"{limited_by(forecast, outlook)}",
-        f"  idle: generators {_share(outlook.generator_idle)}, trainers "
-        f"{_share(outlook.trainer_idle)}; "
+        f"  idle: generators {outlook.generator_idle:.0%}, trainers {outlook.trainer_idle:.0%}; "
         f"tokens are {outlook.staleness_mean:.1f} versions old on average, at most "
         f"{outlook.staleness_max}",
     ]
-
-
-def _share(value: float) -> str:
-    """Simulated times add up to a little more than the whole."""
-    return f"{max(0.0, value):.0%}"
 
 
 def _cache_problems(stage: Config, capacity_tokens: int) -> list[str]:

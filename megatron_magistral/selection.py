@@ -38,10 +38,10 @@ from megatron_magistral.rollout.pool_parts import NoEngineLeft, restarted_elsewh
 from megatron_magistral.rollout.role import (
     ask_for_restart,
     fitting,
-    leaves,
     make_grader,
     pool_settings,
     ready_engines,
+    told_in_a_line,
     verifier_client,
 )
 from megatron_magistral.rollout.sglang_server import ModelLimits
@@ -55,7 +55,6 @@ from verifier_sandbox.client import VerifiersDown
 log = logging.getLogger(__name__)
 
 REQUESTS_PER_ENGINE = 256
-FAILED = 1
 LOOK_S = 1.0  # between two looks at what no event tells of
 
 
@@ -262,19 +261,12 @@ def main(
     folder = RunFolder(run)
     addresses = verifiers.split(",") if verifiers else [f"unix:{folder.verifier_socket}"]
     try:
-        with folder.lock("selection"):
+        with told_in_a_line(EXPECTED, log), folder.lock("selection"):
             config = load(folder.config)
             asyncio.run(run_selection(config, folder, generators.split(","), addresses))
     except StopRequested as error:
         log.info("%s", error)
         raise typer.Exit(STOPPED) from error
-    except Exception as error:  # to tell a user what to do, where that is known
-        causes = leaves(error)
-        if not all(isinstance(cause, EXPECTED) for cause in causes):
-            raise
-        for cause in causes:
-            log.error("%s", cause)
-        raise typer.Exit(FAILED) from error
 
 
 if __name__ == "__main__":

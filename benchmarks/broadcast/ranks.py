@@ -2,8 +2,8 @@
 
 Rank 0 and the leaders of other pipeline stages send with the real `WeightSender`; the other trainer
 ranks gather with them; generator ranks are receivers in memory, or real engines that were started
-elsewhere. Rounds of a bare broadcast and
-of an update alternate, so that a machine that changes its speed changes both.
+elsewhere. Rounds of a bare broadcast and of an update alternate, so that a machine that changes its
+speed changes both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.engine_set import EngineSet
 from megatron_magistral.weights.gather import GatherSeconds, Mesh, Reach, gather_hf
 from megatron_magistral.weights.lane import OwnLane
-from megatron_magistral.weights.leader import Leader, PeerLane, link_leaders
+from megatron_magistral.weights.leader import Leader, link_leaders, peer_lanes
 from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.names import Param, hf_shapes, parameters, shard_shape
 from megatron_magistral.weights.placement import tensors
@@ -150,10 +150,6 @@ class _Trainer:
         return result
 
     def _make_sender(self) -> WeightSender:
-        peers = [
-            PeerLane(stage, self._mesh.stage_rank(stage), link, self._timeouts)
-            for stage, link in enumerate(self._links, start=1)
-        ]
         return WeightSender(
             manifest_of(hf_shapes(self._options.arch), self._dtype),
             backend=wire_backend(),
@@ -161,7 +157,7 @@ class _Trainer:
             dtype=self._dtype,
             timeouts=self._timeouts,
             checksums=None if self._options.checksums else NO_CHECKSUMS,
-            peers=peers,
+            peers=peer_lanes(self._mesh, self._links, self._timeouts),
         )
 
     def _warm_up(self, sender: WeightSender, engines: EngineSet, result: Result) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -204,6 +204,21 @@ def leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
+@contextmanager
+def told_in_a_line(expected: tuple[type[Exception], ...], log: logging.Logger) -> Iterator[None]:
+    """The end of a role by failures of which all are `expected`: a line each in its log, and exit
+    code FAILED. Others go on as they are, for their traceback."""
+    try:
+        yield
+    except Exception as error:  # to tell a user what to do, where that is known
+        causes = leaves(error)
+        if not all(isinstance(cause, expected) for cause in causes):
+            raise
+        for cause in causes:
+            log.error("%s", cause)
+        raise typer.Exit(FAILED) from error
+
+
 def reward_settings(config: Config) -> RewardSettings:
     return RewardSettings(**config.reward.model_dump(exclude={"num_code_tests"}))
 
@@ -224,20 +239,13 @@ def main(
     folder = RunFolder(run)
     addresses = verifiers.split(",") if verifiers else [f"unix:{folder.verifier_socket}"]
     try:
-        with folder.lock("controller"):
+        with told_in_a_line(EXPECTED, log), folder.lock("controller"):
             controlling = control(
                 load(folder.config), folder, host, port, generators.split(","), addresses
             )
             asyncio.run(ended_by_sigterm(controlling))
     except asyncio.CancelledError as error:
         raise typer.Exit(SIGNAL_BASE + signal.SIGTERM) from error
-    except Exception as error:  # to tell a user what to do, where that is known
-        causes = leaves(error)
-        if not all(isinstance(cause, EXPECTED) for cause in causes):
-            raise
-        for cause in causes:
-            log.error("%s", cause)
-        raise typer.Exit(FAILED) from error
 
 
 if __name__ == "__main__":

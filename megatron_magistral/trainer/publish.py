@@ -21,7 +21,7 @@ from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.fleet import Fleet, FleetExhausted, FleetSettings, Round
 from megatron_magistral.weights.gather import Reach
 from megatron_magistral.weights.lane import OwnLane
-from megatron_magistral.weights.leader import Leader, PeerLane, link_leaders
+from megatron_magistral.weights.leader import Leader, link_leaders, peer_lanes
 from megatron_magistral.weights.link import Link
 from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.names import hf_shapes
@@ -195,10 +195,6 @@ def _make_sender(
     links: Sequence[Link],
 ) -> WeightSender:
     timeouts = _timeouts(config)
-    peers = [
-        PeerLane(stage, trainer.mesh.stage_rank(stage), link, timeouts)
-        for stage, link in enumerate(links, start=1)
-    ]
     return WeightSender(
         manifest_of(hf_shapes(trainer.arch), dtype),
         backend=_wire_backend(),
@@ -206,7 +202,7 @@ def _make_sender(
         dtype=dtype,
         timeouts=timeouts,
         checksums=settings.checksums,
-        peers=peers,
+        peers=peer_lanes(trainer.mesh, links, timeouts),
     )
 
 

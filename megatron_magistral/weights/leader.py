@@ -242,6 +242,14 @@ class PeerLane:
         raise LaneLost(self.stage, self.rank, self._doing, elapsed_s, detail)
 
 
+def peer_lanes(mesh: Mesh, links: Sequence[Link], timeouts: ControlTimeouts) -> list[PeerLane]:
+    """Rank 0's ends, by stage, over the `links` that `link_leaders` gave it."""
+    return [
+        PeerLane(stage, mesh.stage_rank(stage), link, timeouts)
+        for stage, link in enumerate(links, start=1)
+    ]
+
+
 class Leader:
     """The leader's end. `patience_s` is how long rank 0 may take between two words."""
 
