@@ -16,7 +16,6 @@ other requests meanwhile, and the others go on.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -115,11 +114,11 @@ class EnginePool:
             NoEngineLeft: within the bounds no engine could finish it.
         """
         failure = ""
-        announced = functools.partial(announced_alone, on_tokens, lambda: self._announced)
         for _ in range(self._settings.max_tries):
             demand = _demand(prompt_ids, sampling, partial)
             lease = await self._place(demand, self._turn, self._usable)
             engine, version = self._engines[lease.engine], self.version
+            told = announced_alone(on_tokens, version, lambda: self._announced, engine.name)
             try:
                 with lease, self.loads.one_more(engine.name):
                     completion = await engine.generate(
@@ -127,7 +126,7 @@ class EnginePool:
                         sampling,
                         cache_salt=f"v{version}",
                         partial=partial,
-                        on_tokens=lease.counting(announced(engine.name)),
+                        on_tokens=lease.counting(told),
                     )
                 if self._is_sound(engine, completion, partial, version):
                     return completion

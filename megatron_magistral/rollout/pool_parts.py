@@ -73,18 +73,22 @@ class NoEngineLeft(RuntimeError):
 
 
 def announced_alone(
-    on_tokens: Callable[[NewTokens], None] | None, newest: Callable[[], int], engine: str
+    on_tokens: Callable[[NewTokens], None] | None,
+    oldest: int,
+    newest: Callable[[], int],
+    engine: str,
 ) -> Callable[[NewTokens], None]:
-    """Calls `on_tokens`, but not with tokens of a version beyond the `newest` that was announced:
-    no trainer has it, so nobody could train them in time, or go on from them.
+    """Calls `on_tokens`, but not with tokens of weights before `oldest`, which the engine was to
+    hold, or beyond the `newest` that was announced: nobody could train them in time, and once
+    written down another process would go on from them.
 
     What it gives raises EngineRefused for these.
     """
     begin = time.monotonic()
 
     def arrived(new: NewTokens) -> None:
-        if new.version > newest():
-            why = f"sampled with version {new.version}, the newest announced is {newest()}"
+        if not oldest <= new.version <= newest():
+            why = f"sampled with version {new.version}, must be of {oldest} to {newest()}"
             raise EngineRefused(engine, Phase.GENERATE, time.monotonic() - begin, why)
         if on_tokens is not None:
             on_tokens(new)

@@ -269,6 +269,22 @@ def test_tokens_of_a_version_that_was_never_announced_reach_nobody():
     run(scenario)
 
 
+def test_tokens_of_a_server_that_was_replaced_unnoticed_are_told_to_nobody():
+    async def scenario():
+        replaced, other = ready("e0"), ready("e1")
+        pool = EnginePool([replaced, other])
+        serve(pool, [replaced, other], 3)
+        replaced.held, replaced.says = -1, NewTokens(0, (5,), (-0.5,), -1)
+        other.held = 3
+        told: list[NewTokens] = []
+        completion = await pool.generate([1], SAMPLING, on_tokens=told.append)
+        assert {span.version for span in completion.spans} == {3}
+        assert told == []  # they would be written down, and resumed
+        await until(lambda: state(pool, replaced) is EngineState.STALE and pool.wants_update)
+
+    run(scenario)
+
+
 def test_tokens_of_an_update_that_is_under_way_are_used():
     async def scenario():
         engine = Engine()
