@@ -22,7 +22,7 @@ import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -95,12 +95,16 @@ class Journal:
         """Returns when everything that was appended is on the disk. Raises JournalError."""
         await asyncio.to_thread(self._write)
 
-    async def compact(self, kept: Collection[int]) -> None:
-        """Begin a segment; drop, from those before it, the content of all groups but `kept`."""
+    async def compact(self, kept: Callable[[], Collection[int]]) -> None:
+        """Begin a segment; drop, from those before it, the content of all groups but `kept()`.
+
+        It is asked once those take no more events: it must count every group that was appended.
+        """
         await asyncio.to_thread(self._write, True)
-        for path in segments_of(self.folder)[:-1]:
-            if path not in self._content or not self._content[path].issubset(kept):
-                self._content[path] = await asyncio.to_thread(self._compact, path, kept)
+        paths, ordinals = segments_of(self.folder)[:-1], kept()
+        for path in paths:
+            if path not in self._content or not self._content[path].issubset(ordinals):
+                self._content[path] = await asyncio.to_thread(self._compact, path, ordinals)
 
     def _compact(self, path: Path, kept: Collection[int]) -> set[int]:
         with self._compacting:

@@ -131,7 +131,7 @@ class Recorder:
         for ordinal in [o for o, step in self._taken.items() if step < newest[0]]:
             del self._taken[ordinal]
             self._kept.discard(ordinal)
-        await self._journal.compact(frozenset(self._kept))
+        await self._journal.compact(lambda: frozenset(self._kept))
 
     def _append_tokens(self, key: tuple[int, int] | None = None) -> None:
         """Those of one completion, or of all."""

@@ -84,6 +84,40 @@ def test_a_resume_from_a_newest_checkpoint_finds_everything(tmp_path, checkpoint
         assert found.next_ordinal == expected.next_ordinal
 
 
+def test_what_is_recorded_while_it_tidies_up_keeps_its_content(tmp_path, checkpoints):
+    """A slow disk: groups are admitted after it was said what to keep, in a segment that is still
+    open then."""
+    split = next(i for i, e in enumerate(EVENTS) if isinstance(e, Trained) and e.step == 3 * EVERY)
+    last = split + next(i for i, e in enumerate(EVENTS[split:]) if isinstance(e, Taken))
+
+    async def scenario() -> None:
+        journal = Journal(tmp_path / "journal")
+        with Recorder(journal, checkpoints, KEEP_LAST) as recorder:
+            await recorder.restore(0, PROBLEMS)
+            for event in EVENTS[:split]:
+                recorder.record(event)
+            for step in (2 * EVERY, 3 * EVERY):
+                checkpoints.begin(step)
+                checkpoints.commit(step, SavedState(Progress(step), {}, {}), {})
+            with journal._writing:
+                tidying = asyncio.create_task(recorder.tidy())
+                await asyncio.sleep(0.01)
+                for event in EVENTS[split:last]:
+                    recorder.record(event)
+            await tidying
+
+    asyncio.run(scenario())
+    ledger = Ledger()
+    for event in EVENTS[:last]:
+        ledger.apply(event)
+    found, expected = (
+        resume(tmp_path / "journal", checkpoints, 3 * EVERY),
+        ledger.restore(3 * EVERY, PROBLEMS),
+    )
+    assert [b() for b in found.repeated] == [b() for b in expected.repeated]
+    assert (found.waiting, found.unfinished) == (expected.waiting, expected.unfinished)
+
+
 def test_tokens_that_no_resume_needs_are_gone_and_the_audit_still_knows_all(tmp_path, checkpoints):
     record(tmp_path / "journal", checkpoints, EVENTS)
     events = list(read_journal(tmp_path / "journal"))
