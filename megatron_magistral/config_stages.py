@@ -22,6 +22,7 @@ from megatron_magistral.config_section import (
     Section,
 )
 from megatron_magistral.trainer.settings import OptimizerSettings, Schedule
+from megatron_magistral.weights.settings import PlanKind
 
 
 class OptimizerConfig(Section):
@@ -99,7 +100,7 @@ class RewardConfig(Section):
     l_cache: Positive
     """The penalty grows linearly over the last l_cache tokens."""
     proportional_code: bool = False
-    """Pay code by its share of passed tests (an ablation of section 6)."""
+    """Pay code by its share of passed tests (an ablation of section 7.4.1)."""
     num_code_tests: Positive = 20
 
     @model_validator(mode="after")
@@ -181,6 +182,10 @@ class RlConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig
     weight_bucket_mib: PositiveFloat = 512.0
+    """Largest run of weights that is sent at once; a larger tensor is one by itself."""
+    weight_plan: PlanKind = PlanKind.GATHER
+    """`gather`: whole tensors to every generator rank, which SGLang's loader takes its part from.
+    `direct`: to every rank its part alone, straight into the parameters."""
     keep_samples: Count = 4
     """Completions of each step written to samples.jsonl."""
     stages: tuple[RlStageConfig, ...] = ()

@@ -23,7 +23,7 @@ LAYERS = (
     | {"jsonl", "prompt_room"},
     {"config", "config_file"},
     {"config_curriculum", "config_engines", "config_kv", "config_stages"},
-    {"algorithm", "rewards", "prompts", "trainer.settings"},
+    {"algorithm", "rewards", "prompts", "trainer.settings", "weights.settings"},
     {"types"},
 )
 PURE = ("algorithm", "rewards", "types")

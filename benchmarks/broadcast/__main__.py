@@ -33,6 +33,7 @@ from megatron_magistral.trainer.layout import LayoutError
 from megatron_magistral.weights.architecture import ArchitectureError
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout, check_layouts
 from megatron_magistral.weights.presets import find_model
+from megatron_magistral.weights.settings import PlanKind
 
 MIB = 1 << 20
 BAD_INPUT, FAILED = 2, 1
@@ -62,6 +63,7 @@ def main(
     generator_tp: Annotated[int, typer.Option(min=1, help="Ranks of a generator.")] = 1,
     dtype: Annotated[WireDtype, typer.Option(help="Of what is sent.")] = WireDtype.BFLOAT16,
     bucket_mib: Annotated[int, typer.Option(min=1, help="Largest bucket.")] = 16,
+    plan: Annotated[PlanKind, typer.Option(help="As rl.weight_plan.")] = PlanKind.GATHER,
     rounds: Annotated[int, typer.Option(min=1, help="Updates that count.")] = 10,
     step_s: Annotated[float, typer.Option(min=0, help="Seconds between updates in a run.")] = 60.0,
     engine: Annotated[list[str] | None, typer.Option(help="URL of a real SGLang; repeat.")] = None,
@@ -85,14 +87,13 @@ def main(
         options = Options(
             arch=find_model(model),
             trainer=TrainerLayout(tp=tp, pp=pp, dp=dp),
-            generator=GeneratorLayout(
-                replicas=len(engine) if engine else replicas, tp=generator_tp
-            ),
+            generator=GeneratorLayout(len(engine or ()) or replicas, generator_tp),
             bucket_bytes=bucket_mib * MIB,
             dtype=dtype.value,
             rounds=rounds,
             checksums=checksums,
             engine_urls=tuple(engine or ()),
+            plan=plan,
         )
         check_layouts(options.arch, options.trainer, options.generator)
     except (ArchitectureError, LayoutError) as error:

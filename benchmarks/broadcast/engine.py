@@ -27,9 +27,9 @@ from torch.distributed.distributed_c10d import GroupName, _new_process_group_hel
 
 from benchmarks.broadcast.memory import PeakMemory
 from megatron_magistral.rollout.engine import TensorSpec
+from megatron_magistral.rollout.sglang_answers import RankAnswers
 from megatron_magistral.rollout.sglang_plugin import ACTION_PREFIX, STATE_KEY
 from megatron_magistral.rollout.sglang_server import NEWEST_TESTED_SGLANG
-from megatron_magistral.rollout.sglang_weights import Placement, digests, observe_loading
 from megatron_magistral.weights.architecture import Architecture
 from megatron_magistral.weights.buffers import wire_buffer
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
@@ -99,8 +99,8 @@ class EngineReport:
 
 
 class MemoryEngine:
-    """One rank. `peers` is the group of the engine's ranks, `bare_group` that of the sender and all
-    engine ranks."""
+    """One rank. `peers` is the group of the engine's ranks, `bare_groups` is that of the sender and
+    those engine ranks that get the same bytes."""
 
     def __init__(
         self,
@@ -108,17 +108,17 @@ class MemoryEngine:
         generator: GeneratorLayout,
         rank: int,
         peers: dist.ProcessGroup,
-        bare_group: dist.ProcessGroup,
+        bare_groups: Sequence[dist.ProcessGroup],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._tp_rank = rank % generator.tp
         self._tp = generator.tp
         self._peers = peers
-        self._bare_group = bare_group
+        (self._bare_group,) = bare_groups
         self._device = device
         self._model = MemoryModel(arch, generator, self._tp_rank, dtype, device)
-        self._placement: Placement | None = None
+        self._answers = RankAnswers(self._tp_rank)
         self._groups: dict[str, dist.ProcessGroup] = {}  # by name, one of each sender
         self._version = "default"
         self._session_open = False
@@ -165,8 +165,7 @@ class MemoryEngine:
 
     def update_weights_from_distributed(self, payload: dict[str, Any]) -> Any:
         start = time.monotonic()
-        if not self._report.pause_s:
-            self._report.pause_s = start - self._paused_at
+        self._note_first(start)
         columns = zip(payload["names"], payload["shapes"], payload["dtypes"], strict=True)
         specs = tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in columns)
         sizes = [torch.Size(s.shape).numel() * getattr(torch, s.dtype).itemsize for s in specs]
@@ -181,6 +180,10 @@ class MemoryEngine:
         self._report.receive_s += received_at - start
         self._report.load_s += self._loaded_at - received_at
 
+    def _note_first(self, start: float) -> None:
+        if not self._report.pause_s:
+            self._report.pause_s = start - self._paused_at
+
     def _receive_buffer(self, num_bytes: int) -> Tensor:
         """The same memory for all buckets of an update, as torch's cache gives it on a GPU."""
         if self._buffer is None or len(self._buffer) < num_bytes:
@@ -189,12 +192,16 @@ class MemoryEngine:
         return self._buffer[:num_bytes]
 
     def weights_checker(self, payload: dict[str, Any]) -> Any:
+        start = time.monotonic()
         question = json.loads(payload["action"].removeprefix(ACTION_PREFIX))
-        if "place" in question:
-            self._placement = observe_loading(self._model, question["place"])
-            return asdict(self._placement)
-        assert self._placement is not None, "place a manifest first"
-        return digests(self._model, self._placement, question["digest"])
+        cpu_s = time.process_time()
+        answer = self._answers.answer(self._model, question)
+        if "receive" in question:
+            self._note_first(start)
+            self._loaded_at = self._now()
+            self._report.receive_cpu_s += time.process_time() - cpu_s
+            self._report.receive_s += self._loaded_at - start
+        return answer
 
     def update_weight_version(self, payload: dict[str, Any]) -> Any:
         self._version = payload["new_version"]
@@ -214,10 +221,12 @@ class MemoryEngine:
 
     def bare_broadcast(self, payload: dict[str, Any]) -> Any:
         """Not SGLang's: the baseline, the same bytes over the same ranks. With `copies`, this rank
-        also copies its share out, as loading must."""
-        sizes = payload["sizes"]
+        also copies its share out, as a loader must."""
+        num_parts = payload["num_parts"]
+        sizes = [size // num_parts for size in payload["sizes"]]
         buffers = warm_buffers(sizes, self._device)
-        shares = [size // self._tp if payload["copies"] else 0 for size in sizes]
+        num_shares = self._tp // num_parts
+        shares = [size // num_shares if payload["copies"] else 0 for size in sizes]
         places = touched(sum(shares), self._device).split(shares)
         dist.barrier(self._bare_group)
         cpu_s = time.process_time()

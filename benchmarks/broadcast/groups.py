@@ -60,15 +60,18 @@ def make_mesh(options: Options) -> Mesh | None:
     return Mesh(tp_rank, t.tp, pp_rank, t.pp, dp_rank, t.dp, tp_group, pp_group, dp_group)
 
 
-def make_engine_groups(options: Options) -> tuple[Any, Any]:
-    """The ranks of this rank's engine, over gloo; and the sender with all engine ranks."""
+def make_engine_groups(options: Options) -> tuple[Any, list[Any]]:
+    """The ranks of this rank's engine, over gloo; and the groups of sender and engine ranks that
+    this rank is in, as an update forms them: one of all, or one of each rank number."""
     if options.engine_urls:
-        return None, None
+        return None, []
     first = options.trainer.world_size
     everyone = list(range(first, first + options.generator.world_size))
     tp = options.generator.tp
     peers = own_group([everyone[i : i + tp] for i in range(0, len(everyone), tp)], "gloo")
-    return peers, own_group([[0, *everyone]], wire_backend())
+    parts = [everyone[rank::tp] for rank in range(tp)] if options.is_direct else [everyone]
+    groups = [own_group([[0, *part]], wire_backend()) for part in parts]
+    return peers, [group for group in groups if group is not None]
 
 
 def exchange_urls(url: str | None) -> tuple[str, ...]:

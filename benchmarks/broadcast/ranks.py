@@ -35,6 +35,7 @@ from benchmarks.broadcast.parts import GatherTime, PartsMeter, drain
 from benchmarks.broadcast.results import Options, Result, Round, SenderCpu
 from megatron_magistral.rollout.engine import ControlTimeouts, EngineControl, Phase
 from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.delivery import EngineAddress
 from megatron_magistral.weights.engine_set import EngineSet
 from megatron_magistral.weights.gather import GatherSeconds, Mesh, Reach, gather_hf
 from megatron_magistral.weights.lane import OwnLane
@@ -43,7 +44,7 @@ from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.names import Param, hf_shapes, parameters, shard_shape
 from megatron_magistral.weights.placement import tensors
 from megatron_magistral.weights.plan import gather_plan
-from megatron_magistral.weights.transfer import EngineAddress, UpdateTimings, WeightSender
+from megatron_magistral.weights.transfer import UpdateTimings, WeightSender
 
 WARM_UP_ROUNDS = 2
 # Beyond the number of any tensor: with NO_CHECKSUMS, updates from here on check none.
@@ -59,15 +60,15 @@ def run_rank(options: Options) -> Result | None:
         is_trainer = rank < options.trainer.world_size
         mesh = make_mesh(options)
         trainer_ranks = own_group([range(options.trainer.world_size)], "gloo")
-        peers, bare_group = make_engine_groups(options)
+        peers, bare_groups = make_engine_groups(options)
         device = own_device()
         if not is_trainer:
-            assert peers is not None and bare_group is not None
-            _run_engine(options, rank - options.trainer.world_size, peers, bare_group, device)
+            assert peers is not None
+            _run_engine(options, rank - options.trainer.world_size, peers, bare_groups, device)
             return None
         assert mesh is not None
         urls = exchange_urls(None) if not options.engine_urls else options.engine_urls
-        return _Trainer(options, mesh, trainer_ranks, urls, bare_group, device).run()
+        return _Trainer(options, mesh, trainer_ranks, urls, bare_groups, device).run()
     finally:
         dist.destroy_process_group()
 
@@ -76,11 +77,11 @@ def _run_engine(
     options: Options,
     rank: int,
     peers: dist.ProcessGroup,
-    bare_group: dist.ProcessGroup,
+    bare_groups: Sequence[dist.ProcessGroup],
     device: torch.device,
 ) -> None:
     dtype = getattr(torch, options.dtype)
-    engine = MemoryEngine(options.arch, options.generator, rank, peers, bare_group, dtype, device)
+    engine = MemoryEngine(options.arch, options.generator, rank, peers, bare_groups, dtype, device)
     if rank % options.generator.tp:
         exchange_urls(None)
         engine.follow()
@@ -102,14 +103,14 @@ class _Trainer:
         mesh: Mesh,
         ranks: dist.ProcessGroup,
         urls: Sequence[str],
-        bare_group: Any,
+        bare_groups: Sequence[dist.ProcessGroup],
         device: torch.device,
     ) -> None:
         self._options = options
         self._mesh = mesh
         self._ranks = ranks
         self._urls = urls
-        self._bare_group = bare_group
+        self._bare_groups = list(bare_groups)
         self._device = device
         self._dtype = getattr(torch, options.dtype)
         self._params = parameters(options.arch)
@@ -158,6 +159,7 @@ class _Trainer:
             timeouts=self._timeouts,
             checksums=None if self._options.checksums else NO_CHECKSUMS,
             peers=peer_lanes(self._mesh, self._links, self._timeouts),
+            plan=self._options.plan,
         )
 
     def _warm_up(self, sender: WeightSender, engines: EngineSet, result: Result) -> None:
@@ -233,22 +235,29 @@ class _Trainer:
     ) -> float:
         """Seconds for buffers of these sizes, one after the other, with nothing around them; or
         with the `copies` that no update can do without, of each next one in and of each one out."""
-        payload = {"sizes": list(sizes), "copies": copies}
+        num_parts = len(self._bare_groups)
+        payload = {"sizes": list(sizes), "copies": copies, "num_parts": num_parts}
         running = engines.start(
             Phase.TRANSFER, partial(_post, path="/bare_broadcast", payload=payload)
         )
         buffers = warm_buffers(sizes, self._device)
         parts = [size if copies else 0 for size in sizes]
         sources = touched(sum(parts), self._device).split(parts)
-        dist.barrier(self._bare_group)
+        for group in self._bare_groups:
+            dist.barrier(group)
         start, cpu_s = self._now(), time.process_time()
         for number, buffer in enumerate(buffers):
             if number == 0:
                 buffer[: parts[0]].copy_(sources[0])
-            work = dist.broadcast(buffer, src=0, group=self._bare_group, async_op=True)
+            shares = buffer.split(len(buffer) // num_parts)
+            works = [
+                dist.broadcast(share, src=0, group=group, async_op=True)
+                for share, group in zip(shares, self._bare_groups, strict=False)
+            ]
             for following in range(number + 1, min(number + 2, len(buffers))):
                 buffers[following][: parts[following]].copy_(sources[following])
-            work.wait()
+            for work in works:
+                work.wait()
         bare_s = self._now() - start
         self._bare_cpu_s = time.process_time() - cpu_s
         if errors := running.wait():

@@ -9,6 +9,7 @@ from benchmarks.broadcast.parts import Parts
 from megatron_magistral.weights.architecture import Architecture
 from megatron_magistral.weights.gather import GatherSeconds
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
+from megatron_magistral.weights.settings import PlanKind
 from megatron_magistral.weights.transfer import UpdateTimings
 
 
@@ -29,6 +30,11 @@ class Options:
     checksums: bool = True
     engine_urls: tuple[str, ...] = ()
     """Real engines; without any, generator ranks are receivers in memory."""
+    plan: PlanKind = PlanKind.GATHER
+
+    @property
+    def is_direct(self) -> bool:
+        return self.plan is PlanKind.DIRECT
 
     @property
     def world_size(self) -> int:

@@ -34,7 +34,7 @@ from benchmarks.pipeline.results import (
     trainer_speed,
 )
 from benchmarks.pipeline.runs import Options, prepare, run_mode, serving
-from megatron_magistral.analysis.lengths import LengthsError, parse_lengths
+from megatron_magistral.analysis.lengths import FORMS, LengthsError, parse_lengths
 from megatron_magistral.analysis.outlook import Outlook
 from megatron_magistral.analysis.pipeline_model import Mode
 from megatron_magistral.analysis.speeds import mean_context
@@ -52,15 +52,23 @@ console = Console()
 
 def main(
     n_batch: Annotated[int, typer.Option(min=2, help="Completions of a step.")] = 64,
-    n_async: Annotated[int, typer.Option(min=2, help="In flight, asynchronously.")] = 128,
-    queue_size: Annotated[int, typer.Option(min=1, help="Waiting, asynchronously.")] = 128,
-    group_size: Annotated[int, typer.Option(min=2)] = 8,
+    n_async: Annotated[
+        int, typer.Option(min=2, help="Sequences in flight, asynchronous run.")
+    ] = 128,
+    queue_size: Annotated[
+        int, typer.Option(min=1, help="Sequences that may wait, same run.")
+    ] = 128,
+    group_size: Annotated[int, typer.Option(min=2, help="Completions of a prompt.")] = 8,
     l_max: Annotated[int, typer.Option(min=64, help="Longest completion, tokens.")] = 1024,
-    lengths: Annotated[str, typer.Option(help="Of completions.")] = "pareto:126,1.05",
-    num_steps: Annotated[int, typer.Option(min=4, help="Of the other runs.")] = 14,
-    num_async_steps: Annotated[int, typer.Option(min=4, help="Of the asynchronous run.")] = 34,
-    num_warm_up: Annotated[int, typer.Option(min=1, help="Of them, not measured.")] = 4,
-    timeout_s: Annotated[float, typer.Option(help="Of one run.")] = 600.0,
+    lengths: Annotated[
+        str, typer.Option(help=f"Lengths of completions in tokens: {FORMS}.")
+    ] = "pareto:126,1.05",
+    num_steps: Annotated[int, typer.Option(min=4, help="Steps of the other two runs.")] = 14,
+    num_async_steps: Annotated[
+        int, typer.Option(min=4, help="Steps of the asynchronous run.")
+    ] = 34,
+    num_warm_up: Annotated[int, typer.Option(min=1, help="First steps of each, not measured.")] = 4,
+    timeout_s: Annotated[float, typer.Option(help="Longest time of one run, seconds.")] = 600.0,
     folder: Annotated[Path | None, typer.Option(help="Keep the runs here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the numbers as JSON.")] = None,
 ) -> None:

@@ -314,7 +314,7 @@ class EngineControl:
     async def ask_about_weights(
         self, phase: Phase, question: dict[str, Any], timeout_s: float
     ) -> list[Any]:
-        """Our plugin's answer to `question` (sglang_plugin.answer), one of each rank."""
+        """Our plugin's answers to `question` (sglang_answers.py), one of each rank."""
         start = time.monotonic()
         payload = {"action": ACTION_PREFIX + msgspec.json.encode(question).decode()}
         reply = await self.post(phase, "/weights_checker", payload, timeout_s)

@@ -11,10 +11,11 @@ each request: when it enters the waiting queue, also anew after it was retracted
 wait there when an update begins. A request that began before keeps its key with its KV cache, so
 what it leaves in the cache is found by none that begins later.
 
-The plugin also answers two questions about the weights that SGLang has no call for: where each
-tensor of a manifest would go, and digests of what is there (sglang_weights.py). They come as an
-`action` of `/weights_checker`, which SGLang already hands to every tensor-parallel rank in turn
-with the other control calls, and are answered in its `message`: neither depends on a version.
+The plugin also does what SGLang has no call for: it tells where each tensor of a manifest would go
+and digests of what is there (sglang_weights.py), and receives weights straight into the parameters
+(sglang_receive.py). Such a request comes as an `action` of `/weights_checker`, which SGLang already
+hands to every tensor-parallel rank in turn with the other control calls, and is answered in its
+`message`: nothing of that depends on a version.
 
 SGLang only logs a plugin that fails to load. The scheduler therefore reports in `/server_info` that
 the hooks are in place and how many updates began; `EngineControl.check_server` reads that.
@@ -28,7 +29,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 UPDATER_MODULE = "sglang.srt.managers.scheduler_components.weight_updater"
@@ -55,7 +55,7 @@ ACTION_PREFIX = "magistral:"
 KEY_MARK = re.compile(r"^weights=\d+\|")
 
 _num_updates = 0  # begun on this server; every rank sees the same requests in the same order
-_placement: Any = None  # of the last manifest that was asked about, on this rank
+_answers: Any = None  # this rank's RankAnswers, from the first question on
 
 
 def register() -> None:
@@ -122,7 +122,8 @@ def answer_about_weights(original: Callable[..., Any], updater: Any, request: An
     question = json.loads(request.action.removeprefix(ACTION_PREFIX))
     mine: dict[str, Any]
     try:
-        mine = {"answer": answer(updater.tp_worker.model_runner.model, question)}
+        answers = answers_of(dist.get_rank(group=updater.tp_cpu_group))
+        mine = {"answer": answers.answer(updater.tp_worker.model_runner.model, question)}
     except Exception as error:
         # A worker's edge: the question failed, the server goes on.
         mine = {"error": f"{type(error).__name__}: {error}"}
@@ -135,17 +136,13 @@ def answer_about_weights(original: Callable[..., Any], updater: Any, request: An
     return CheckWeightsReqOutput(success=True, message=message)
 
 
-def answer(model: Any, question: dict[str, Any]) -> dict[str, Any]:
-    """`{"place": tensors}`: where each would be loaded. `{"digest": names}`: of what is loaded."""
-    global _placement
-    from megatron_magistral.rollout.sglang_weights import digests, observe_loading
+def answers_of(rank: int) -> Any:
+    """This rank's, made when it is asked for the first time."""
+    global _answers
+    from megatron_magistral.rollout.sglang_answers import RankAnswers
 
-    if "place" in question:
-        _placement = observe_loading(model, question["place"])
-        return asdict(_placement)
-    if _placement is None:
-        raise ValueError("a digest was asked for before the manifest was placed")
-    return digests(model, _placement, question["digest"])
+    _answers = _answers or RankAnswers(rank)
+    return _answers
 
 
 def report(result: Any, *args: Any, **kwargs: Any) -> None:

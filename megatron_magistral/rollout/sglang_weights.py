@@ -20,23 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_magistral.weights.checksum import digest
-
-
-@dataclass(frozen=True)
-class View:
-    """Elements of a contiguous tensor, as in `torch.as_strided`; counted in elements."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @staticmethod
-    def of(tensor: Tensor) -> View:
-        return View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-
-    @property
-    def num_elements(self) -> int:
-        return torch.Size(self.size).numel()
+from megatron_magistral.weights.parts import View
 
 
 @dataclass(frozen=True)
@@ -55,12 +39,13 @@ class Placement:
 
     `copies` by Hugging Face name; a name without copies is one that the model does not know.
     `refused` says why a tensor cannot be loaded. `unfilled` are parameters, with the number of
-    their elements that nothing writes.
+    their elements that nothing writes. `linked` ones get what another parameter holds.
     """
 
     copies: dict[str, list[Copy]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     unfilled: dict[str, int] = field(default_factory=dict)
+    linked: list[str] = field(default_factory=list)
 
 
 def observe_loading(model: Any, specs: Sequence[Mapping[str, Any]]) -> Placement:
@@ -79,6 +64,7 @@ def observe_loading(model: Any, specs: Sequence[Mapping[str, Any]]) -> Placement
             placement.refused[name] = f"{type(error).__name__}: {error}"
         placement.copies[name] = writes.copies
     placement.unfilled = writes.unfilled()
+    placement.linked = sorted(writes.linked)
     return placement
 
 
@@ -86,14 +72,17 @@ def digests(model: Any, placement: Placement, names: Sequence[str]) -> dict[str,
     """The digest of what every copy of each of `names` left in its parameter."""
     parameters = dict(model.named_parameters())
     found = {
-        name: [digest(_view(parameters[c.parameter], c.target)) for c in placement.copies[name]]
+        name: [digest(target_of(parameters, copy)) for copy in placement.copies[name]]
         for name in names
     }
     return {name: [int(value) for value in values] for name, values in found.items()}
 
 
-def _view(parameter: Tensor, view: View) -> Tensor:
-    return parameter.detach().as_strided(view.size, view.stride, view.offset)
+def target_of(parameters: Mapping[str, Tensor], copy: Copy) -> Tensor:
+    """The elements of a parameter that `copy` writes."""
+    target = copy.target
+    parameter = parameters[copy.parameter].detach()
+    return parameter.as_strided(target.size, target.stride, target.offset)
 
 
 class _Writes(TorchDispatchMode):
@@ -106,6 +95,7 @@ class _Writes(TorchDispatchMode):
         self._num_written = dict.fromkeys(parameters, 0)
         self._source: Tensor | None = None
         self.copies: list[Copy] = []
+        self.linked: set[str] = set()
 
     def begin(self, source: Tensor) -> None:
         """From now on, copies from `source` count."""
@@ -136,7 +126,8 @@ class _Writes(TorchDispatchMode):
         if source.untyped_storage()._cdata != self._source.untyped_storage()._cdata:
             if source.is_meta:
                 raise ValueError(f"{name} gets a computed value, which cannot be followed")
-            return  # from one parameter to another, as for tied embeddings
+            self.linked.add(name)  # from one parameter to another, as for tied embeddings
+            return
         if source.shape != target.shape:
             raise ValueError(f"{list(source.shape)} into {list(target.shape)} of {name}")
         dtype = str(target.dtype).removeprefix("torch.")

@@ -17,7 +17,7 @@ _FREE = (
     *("rl.num_steps", "rl.microbatch_tokens", "rl.optimizer.max_nonfinite_steps"),
     *("rl.n_async", "rl.queue_size", "rl.max_staleness", "rl.batch_timeout_s"),
     *("rl.kv_budget_tokens", "rl.kv_reserve"),
-    *("rl.weight_bucket_mib", "rl.keep_samples"),
+    *("rl.weight_bucket_mib", "rl.weight_plan", "rl.keep_samples"),
 )
 # Of no effect on the stage.
 _ELSEWHERE = {"sft": ("rl", "reward", "data.held_out"), "rl": ("sft", "data.traces")}

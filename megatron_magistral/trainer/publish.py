@@ -18,6 +18,7 @@ from megatron_magistral.trainer.feed import Feed
 from megatron_magistral.trainer.step import Trainer
 from megatron_magistral.types import TrainSequence
 from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.delivery import EngineAddress
 from megatron_magistral.weights.fleet import Fleet, FleetExhausted, FleetSettings, Round
 from megatron_magistral.weights.gather import Reach
 from megatron_magistral.weights.lane import OwnLane
@@ -27,7 +28,7 @@ from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.names import hf_shapes
 from megatron_magistral.weights.probe import AlarmSettings
 from megatron_magistral.weights.probe_engines import PendingProbe, ProbeHistory
-from megatron_magistral.weights.transfer import EngineAddress, UpdateTimings, WeightSender
+from megatron_magistral.weights.transfer import UpdateTimings, WeightSender
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +195,7 @@ def _make_sender(
     settings: PublishSettings,
     links: Sequence[Link],
 ) -> WeightSender:
+    assert config.rl is not None
     timeouts = _timeouts(config)
     return WeightSender(
         manifest_of(hf_shapes(trainer.arch), dtype),
@@ -203,6 +205,7 @@ def _make_sender(
         timeouts=timeouts,
         checksums=settings.checksums,
         peers=peer_lanes(trainer.mesh, links, timeouts),
+        plan=config.rl.weight_plan,
     )
 
 

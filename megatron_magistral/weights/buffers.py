@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -43,3 +44,21 @@ class TurnBuffers:
             buffer = wire_buffer(num_bytes, self._device)
         self._buffers.append(buffer)
         return buffer[:num_bytes].view(dtype)
+
+
+def as_one(tensors: Sequence[Tensor]) -> Tensor | None:
+    """[bytes] uint8: the memory of tensors of one dtype that lie behind each other in one storage;
+    None if they do not."""
+    first = tensors[0]
+    end = first.data_ptr()
+    for tensor in tensors:
+        if (
+            tensor.dtype != first.dtype
+            or not tensor.is_contiguous()
+            or tensor.data_ptr() != end
+            or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+        ):
+            return None
+        end += tensor.nbytes
+    num_elements = sum(tensor.numel() for tensor in tensors)
+    return first.detach().as_strided((num_elements,), (1,)).view(torch.uint8)

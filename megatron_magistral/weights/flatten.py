@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from megatron_magistral.rollout.engine import TensorSpec
+from megatron_magistral.weights.buffers import as_one
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ def flatten(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None = Non
     """
     if not named:
         raise ValueError("cannot flatten an empty bucket")
-    if (data := _as_one(named, dtype)) is not None:
+    is_converted = any(tensor.dtype != (dtype or tensor.dtype) for _, tensor in named)
+    if not is_converted and (data := as_one([tensor for _, tensor in named])) is not None:
         return FlatBucket(
             tuple(_spec(name, tensor.shape, tensor.dtype) for name, tensor in named), data
         )
@@ -55,25 +57,6 @@ def flatten(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None = Non
         for (name, tensor), wire_dtype in zip(ordered, dtypes, strict=True)
     )
     return FlatBucket(specs, data)
-
-
-def _as_one(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None) -> Tensor | None:
-    """[B] the bytes of tensors that are behind each other in one storage in their wire dtype, or
-    None if they are not."""
-    first = named[0][1]
-    end = first.data_ptr()
-    for _, tensor in named:
-        if (
-            tensor.dtype != (dtype or first.dtype)
-            or tensor.dtype != first.dtype
-            or not tensor.is_contiguous()
-            or tensor.data_ptr() != end
-            or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-        ):
-            return None
-        end += tensor.nbytes
-    num_elements = sum(tensor.numel() for _, tensor in named)
-    return first.detach().as_strided((num_elements,), (1,)).view(torch.uint8)
 
 
 def _spec(name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorSpec:

@@ -21,13 +21,9 @@ from torch import Tensor
 
 from megatron_magistral.rollout.engine import EngineControl, EngineError, EngineMismatch, Phase
 from megatron_magistral.rollout.engine_state import EngineEvent, EngineState, EngineStatus
+from megatron_magistral.weights.delivery import EngineAddress
 from megatron_magistral.weights.engine_set import EngineSet, Step
-from megatron_magistral.weights.transfer import (
-    EngineAddress,
-    UpdateFailed,
-    UpdateTimings,
-    WeightSender,
-)
+from megatron_magistral.weights.transfer import UpdateFailed, UpdateTimings, WeightSender
 
 log = logging.getLogger(__name__)
 

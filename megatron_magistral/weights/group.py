@@ -1,8 +1,7 @@
-"""A process group between one trainer rank and engines that were started without it.
+"""The trainer's end of a group with engines that were started without it (see store_group.py).
 
-`torch.distributed.new_group` needs a common parent group; trainer and engines have none. SGLang
-joins such a group with torch's own helper over a store that the trainer hosts, and so do we: both
-sides must give the same prefix and name.
+Over one store there may be several groups, one for each part that goes to other engine ranks. To
+whoever sends they are one.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import GroupName, _new_process_group_helper, _world
 
 from megatron_magistral.rollout.engine import UpdateGroup
+from megatron_magistral.weights.store_group import join_at_store, part_name
 
 POLL_S = 0.0002
 
@@ -26,40 +26,57 @@ _abandoned: list[dist.ProcessGroup] = []
 
 
 class Sending:
-    """A broadcast in flight."""
+    """Broadcasts in flight together."""
 
-    def __init__(self, work: dist.Work, device: str) -> None:
-        self._work: dist.Work | None = work  # until it has ended: it holds what is sent
+    def __init__(self, works: Sequence[dist.Work], device: str) -> None:
+        self._works = list(works)  # until they have ended: they hold what is sent
         self._ended: threading.Event | None = None
         if device == "cpu":
-            self._ended = ended = threading.Event()
-            work.get_future().add_done_callback(lambda future: ended.set())
+            self._ended = threading.Event()
+            self._lock = threading.Lock()
+            self._num_left = len(self._works)
+            if not works:
+                self._ended.set()
+            for work in works:
+                work.get_future().add_done_callback(self._one_has_ended)
+
+    def _one_has_ended(self, future: object) -> None:
+        assert self._ended is not None
+        with self._lock:
+            self._num_left -= 1
+            if not self._num_left:
+                self._ended.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has ended, well or not, at most `timeout_s`; whether it has."""
+        """Wait until all have ended, well or not, at most `timeout_s`; whether they have."""
         if self._ended is not None:
             return self._ended.wait(timeout_s)
         # On a GPU a future ends when the broadcast is queued: only the work knows.
         deadline = time.monotonic() + timeout_s
-        while self._work is not None and not self._work.is_completed():
+        while not all(work.is_completed() for work in self._works):
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S)
         return True
 
     def failure(self) -> str:
-        """Why a broadcast that has ended failed; empty if it did not."""
-        work, self._work = self._work, None
+        """Why one of those that have ended failed; empty if none did."""
+        works, self._works = self._works, []
         try:
-            if work is not None:
+            for work in works:
                 work.wait()
         except RuntimeError as error:
             return f"broadcast failed: {error}"
         return ""
 
 
-def host_group(host: str, world_size: int, backend: str, timeout_s: float) -> HostedGroup:
-    """Open the store of a new group on a free port; engines may join from now on."""
+def host_group(
+    host: str, world_size: int, backend: str, timeout_s: float, num_parts: int = 0
+) -> HostedGroup:
+    """Open the store of a new group on a free port; engines may join from now on.
+
+    With `num_parts` it is so many groups of that size, one for each part (`part_name`).
+    """
     # Not `rendezvous(tcp://...)`: under torchrun that makes a client of the launcher's store.
     store = dist.TCPStore(
         host,
@@ -69,17 +86,22 @@ def host_group(host: str, world_size: int, backend: str, timeout_s: float) -> Ho
         timeout=timedelta(seconds=timeout_s),
     )
     name = f"magistral-weights-{os.getpid()}-{next(_serial)}"
-    return HostedGroup(UpdateGroup(name, host, store.port, world_size, backend), store, timeout_s)
+    address = UpdateGroup(name, host, store.port, world_size, backend)
+    names = [part_name(name, rank) for rank in range(num_parts)] or [name]
+    return HostedGroup(address, store, names, timeout_s)
 
 
 class HostedGroup:
     """The trainer's end (rank 0) of an update group."""
 
-    def __init__(self, address: UpdateGroup, store: dist.TCPStore, timeout_s: float) -> None:
+    def __init__(
+        self, address: UpdateGroup, store: dist.TCPStore, names: Sequence[str], timeout_s: float
+    ) -> None:
         self.address = address
         self._store: dist.TCPStore | None = store
-        self._timeout = timedelta(seconds=timeout_s)
-        self._process_group: dist.ProcessGroup | None = None
+        self._names = tuple(names)
+        self._timeout_s = timeout_s
+        self._groups: list[dist.ProcessGroup] = []
         self._sending: Sending | None = None
 
     def join(self) -> None:
@@ -90,34 +112,32 @@ class HostedGroup:
         """
         address = self.address
         assert self._store is not None, "this group was left"
-        process_group, _ = _new_process_group_helper(
-            address.world_size,
-            0,
-            [],
-            dist.Backend(address.backend),
-            dist.PrefixStore(address.name, self._store),
-            group_name=GroupName(address.name),
-            timeout=self._timeout,
-        )
-        _world.pg_group_ranks[process_group] = {rank: rank for rank in range(address.world_size)}
-        self._process_group = process_group
+        for name in self._names:
+            group = join_at_store(
+                self._store, name, 0, address.world_size, address.backend, self._timeout_s
+            )
+            self._groups.append(group)
 
-    def broadcast(self, data: Tensor, timeout_s: float) -> Sending:
-        """Start sending `data` to all engine ranks; fails if it takes longer than `timeout_s`."""
-        assert self._process_group is not None, "join first"
+    def send(self, pieces: Iterable[tuple[int, Tensor]], timeout_s: float) -> Sending:
+        """Start sending each (number, bytes) to the engine ranks in the group of that number, in
+        this order; what takes longer than `timeout_s` fails."""
+        assert self._groups, "join first"
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=timeout_s)
-        work = self._process_group.broadcast([data], options)
-        self._sending = Sending(work, data.device.type)
+        works, device = [], "cpu"
+        for number, data in pieces:
+            works.append(self._groups[number].broadcast([data], options))
+            device = data.device.type
+        self._sending = Sending(works, device)
         return self._sending
 
     def leave(self) -> None:
         """Destroy our end while nothing is in flight; engines still joining fail at once."""
         self._store = None
-        if self._process_group is not None:
-            dist.destroy_process_group(self._process_group)
-            self._process_group = None
+        groups, self._groups = self._groups, []
+        for group in groups:
+            dist.destroy_process_group(group)
 
     def abandon(self) -> None:
         """Give up the group without waiting for a broadcast that is in flight.
@@ -126,11 +146,10 @@ class HostedGroup:
         is kept aside, and the broadcast ends by itself at its timeout. Where none is in flight,
         the connections are closed, so that an engine that waits for the next one fails at once.
         """
-        if self._process_group is None:
-            return
         if self._sending is None or self._sending.wait(0.0):
             self.leave()
             return
-        self._process_group.abort()
-        _abandoned.append(self._process_group)
-        self._process_group = None
+        for group in self._groups:
+            group.abort()
+        _abandoned.extend(self._groups)
+        self._groups = []

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from megatron_magistral.rollout.engine import ControlTimeouts, TensorSpec, UpdateGroup
+from megatron_magistral.weights.delivery import Held, pieces
 from megatron_magistral.weights.flatten import FlatBucket, flatten
 from megatron_magistral.weights.group import HostedGroup, Sending, host_group
 from megatron_magistral.weights.verify import Digester, Digests, Views
@@ -46,12 +47,13 @@ class Lane(Protocol):
     @property
     def group_name(self) -> str: ...
 
-    def host(self, world_size: int) -> UpdateGroup:
-        """Open a group of so many ranks; engines may join it from now on."""
+    def host(self, world_size: int, num_parts: int) -> UpdateGroup:
+        """Open a group of so many ranks, or one for each part; engines may join from now on."""
         ...
 
-    def join(self, views: Views) -> str:
-        """Complete it; why that failed, or nothing. `views` is what of each tensor engines hold."""
+    def join(self, views: Views, held: Held | None) -> str:
+        """Complete it; why that failed, or nothing. `views` is what of each tensor engines hold,
+        `held` what goes to which of their ranks (see `Delivery.held`)."""
         ...
 
     def next(self) -> Specs | None:
@@ -122,21 +124,23 @@ class OwnLane:
         self._ready: FlatBucket | None = None
         self._sending: Sending | None = None
         self._digester = Digester({})
+        self._held: Held | None = None
 
     @property
     def group_name(self) -> str:
         assert self._group is not None
         return self._group.address.name
 
-    def host(self, world_size: int) -> UpdateGroup:
+    def host(self, world_size: int, num_parts: int) -> UpdateGroup:
         self._group = host_group(
-            self._host_address, world_size, self._backend, self._timeouts.join_s
+            self._host_address, world_size, self._backend, self._timeouts.join_s, num_parts
         )
         return self._group.address
 
-    def join(self, views: Views) -> str:
+    def join(self, views: Views, held: Held | None) -> str:
         assert self._group is not None
         self._digester = Digester(views)
+        self._held = held
         try:
             self._group.join()
         except RuntimeError as error:
@@ -157,7 +161,7 @@ class OwnLane:
     def start(self) -> None:
         assert self._group is not None and self._ready is not None
         bucket, self._ready = self._ready, None
-        self._sending = self._group.broadcast(bucket.data, self._timeouts.transfer_s)
+        self._sending = self._group.send(pieces(bucket, self._held), self._timeouts.transfer_s)
         self._digester.add(bucket)
 
     def wait(self, timeout_s: float) -> bool:

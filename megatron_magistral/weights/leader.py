@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magistral.rollout.engine import ControlTimeouts, UpdateGroup
+from megatron_magistral.weights.delivery import Held
 from megatron_magistral.weights.gather import Mesh
 from megatron_magistral.weights.lane import FlatSource, LaneLost, OwnLane, Specs
 from megatron_magistral.weights.link import Link, LinkLost, LinkServer, connect_link
@@ -41,6 +42,7 @@ GRACE_S = 5.0
 @dataclass(frozen=True)
 class Host:
     world_size: int
+    num_parts: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Hosted:
 @dataclass(frozen=True)
 class Join:
     views: Views
+    held: Held | None
 
 
 @dataclass(frozen=True)
@@ -144,14 +147,14 @@ class PeerLane:
         assert self._address is not None
         return self._address.name
 
-    def host(self, world_size: int) -> UpdateGroup:
-        self._tell("opening a group", Host(world_size))
+    def host(self, world_size: int, num_parts: int) -> UpdateGroup:
+        self._tell("opening a group", Host(world_size, num_parts))
         self._address = self._answer(Hosted, self._timeouts.join_s).address
         self._inbox.clear()  # of an update that was given up
         return self._address
 
-    def join(self, views: Views) -> str:
-        self._tell("joining its group", Join(views))
+    def join(self, views: Views, held: Held | None) -> str:
+        self._tell("joining its group", Join(views, held))
         return self._answer(Joined, self._timeouts.join_s + GRACE_S).why_not
 
     def open(self, chosen: frozenset[str]) -> None:
@@ -293,11 +296,11 @@ class Leader:
 
     def _do(self, message: object, source: FlatSource) -> None:
         match message:
-            case Host(world_size):
+            case Host(world_size, num_parts):
                 self._lane.leave()  # a group that did not get complete
-                self._link.send(Hosted(self._lane.host(world_size)))
-            case Join(views):
-                self._link.send(Joined(self._lane.join(views)))
+                self._link.send(Hosted(self._lane.host(world_size, num_parts)))
+            case Join(views, held):
+                self._link.send(Joined(self._lane.join(views, held)))
             case Open(chosen):
                 self._lane.open(source, chosen)
                 self._link.send(Ready(self._lane.next()))

@@ -21,7 +21,8 @@ from megatron_magistral.rollout.engine import (
     Phase,
     TensorSpec,
 )
-from megatron_magistral.rollout.sglang_weights import Placement, View
+from megatron_magistral.rollout.sglang_weights import Placement
+from megatron_magistral.weights.parts import View
 
 # An error names so many tensors and the number of the others.
 MAX_NAMED = 5
@@ -39,8 +40,11 @@ def manifest_of(
     return tuple(TensorSpec(name, shape, text) for name, shape in shapes.items())
 
 
-async def place(engine: EngineControl, manifest: Sequence[TensorSpec]) -> Layout:
-    """Where `engine` would hold the tensors of `manifest`. Changes nothing.
+async def place(
+    engine: EngineControl, manifest: Sequence[TensorSpec], *, in_place: bool = False
+) -> Layout:
+    """Where `engine` would hold the tensors of `manifest`. Changes nothing. `in_place`: they will
+    not go through its loader.
 
     Raises:
         EngineMismatch: names every tensor that is extra, missing, or of a wrong shape or dtype.
@@ -53,7 +57,7 @@ async def place(engine: EngineControl, manifest: Sequence[TensorSpec]) -> Layout
     except msgspec.ValidationError as error:
         elapsed_s = time.monotonic() - start
         raise EngineRefused(engine.name, Phase.MANIFEST, elapsed_s, str(error)) from error
-    if found := problems(manifest, ranks):
+    if found := problems(manifest, ranks, in_place=in_place):
         elapsed_s = time.monotonic() - start
         raise EngineMismatch(engine.name, Phase.MANIFEST, elapsed_s, "; ".join(found))
     return {
@@ -62,7 +66,9 @@ async def place(engine: EngineControl, manifest: Sequence[TensorSpec]) -> Layout
     }
 
 
-def problems(manifest: Sequence[TensorSpec], ranks: Sequence[Placement]) -> list[str]:
+def problems(
+    manifest: Sequence[TensorSpec], ranks: Sequence[Placement], *, in_place: bool = False
+) -> list[str]:
     """What is wrong, one sentence a kind; empty if the manifest fits the engine exactly. Pure."""
     refused = {name: why for rank in ranks for name, why in rank.refused.items()}
     unknown, wrong_dtype, partial = [], [], []
@@ -85,6 +91,7 @@ def problems(manifest: Sequence[TensorSpec], ranks: Sequence[Placement]) -> list
         f"{name} ({count} elements)"
         for name, count in {n: c for rank in ranks for n, c in rank.unfilled.items()}.items()
     ]
+    linked = sorted({name for rank in ranks for name in rank.linked}) if in_place else []
     shapes = {spec.name: list(spec.shape) for spec in manifest}
     kinds = (
         ("extra, the engine's model has no such tensor", unknown),
@@ -92,6 +99,7 @@ def problems(manifest: Sequence[TensorSpec], ranks: Sequence[Placement]) -> list
         ("wrong dtype", wrong_dtype),
         # What a refused tensor leaves unfilled is not another problem.
         ("missing, parameters that nothing would fill", [] if refused else unfilled),
+        ("filled from others by the engine's loader, which only the plan `gather` runs", linked),
     )
     return [f"{kind}: {some(names)}" for kind, names in kinds if names]
 

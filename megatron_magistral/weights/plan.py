@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache, lru_cache
 from itertools import groupby
 from typing import TypeVar
@@ -36,15 +35,11 @@ from megatron_magistral.weights.placement import (
     needed,
     tensors,
 )
+from megatron_magistral.weights.settings import PlanKind
 
 DEFAULT_BUCKET_BYTES = 512 << 20
 
 Item = TypeVar("Item")
-
-
-class PlanKind(StrEnum):
-    GATHER = "gather"
-    DIRECT = "direct"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_magistral.weights.checksum import ChecksumSettings
-from megatron_magistral.weights.plan import Bucket, Plan, PlanKind, Stream
+from megatron_magistral.weights.plan import Bucket, Plan, Stream
+from megatron_magistral.weights.settings import PlanKind
 
 GB = 1e9
 CALLS_TO_PAUSE = 2  # pause, begin

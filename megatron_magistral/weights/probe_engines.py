@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from megatron_magistral.rollout.engine import EngineControl, EngineError, Phase
+from megatron_magistral.weights.delivery import EngineAddress
 from megatron_magistral.weights.engine_set import EngineSet
 from megatron_magistral.weights.probe import (
     AlarmSettings,
@@ -15,7 +16,6 @@ from megatron_magistral.weights.probe import (
     probe_gap,
     score_on_engine,
 )
-from megatron_magistral.weights.transfer import EngineAddress
 
 log = logging.getLogger(__name__)
 

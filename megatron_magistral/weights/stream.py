@@ -24,7 +24,8 @@ from functools import partial
 
 import torch
 
-from megatron_magistral.rollout.engine import EngineControl, EngineError, Phase
+from megatron_magistral.rollout.engine import EngineError, Phase
+from megatron_magistral.weights.delivery import Delivery
 from megatron_magistral.weights.engine_set import EngineSet, PendingCalls
 from megatron_magistral.weights.lane import Lane, Specs
 from megatron_magistral.weights.verify import Digests, Verifier
@@ -51,9 +52,12 @@ class TransferBroken(RuntimeError):
 class BucketStream:
     """Moves what is in `lanes` to all engines. All methods raise LaneLost."""
 
-    def __init__(self, lanes: Sequence[Lane], engines: EngineSet, verifier: Verifier) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], engines: EngineSet, delivery: Delivery, verifier: Verifier
+    ) -> None:
         self._lanes = lanes
         self._engines = engines
+        self._delivery = delivery
         self._verifier = verifier
         self._calls: deque[PendingCalls] = deque()
         self._first: dict[Lane, Specs] = {}
@@ -107,8 +111,8 @@ class BucketStream:
         if stranger := self._verifier.stranger(specs):
             raise TransferBroken([], stranger)
         self._verifier.sent(specs)
-        load = partial(EngineControl.update_bucket, specs=specs, group_name=lane.group_name)
-        self._calls.append(self._engines.start(Phase.TRANSFER, load))
+        receive = partial(self._delivery.receive, specs=specs, group_name=lane.group_name)
+        self._calls.append(self._engines.start(Phase.TRANSFER, receive))
 
     def _await_calls(self, most: int) -> None:
         """Wait until at most so many calls have no answer."""

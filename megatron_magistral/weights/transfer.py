@@ -33,29 +33,16 @@ from megatron_magistral.rollout.engine import (
     EngineTimeout,
     Phase,
     TensorSpec,
-    server_name,
 )
 from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.delivery import DELIVERIES, Delivery, EngineAddress, Gathered, Held
 from megatron_magistral.weights.engine_set import EngineSet, Step
 from megatron_magistral.weights.lane import FlatSource, Lane, LaneLost, OwnLane
 from megatron_magistral.weights.leader import PeerLane
 from megatron_magistral.weights.manifest import Layout, place
+from megatron_magistral.weights.settings import PlanKind
 from megatron_magistral.weights.stream import REPORT_GRACE_S, BucketStream, TransferBroken
 from megatron_magistral.weights.verify import Verifier, Views
-
-
-@dataclass(frozen=True)
-class EngineAddress:
-    """One SGLang server of `tp` ranks."""
-
-    url: str
-    tp: int = 1
-    name: str | None = None
-
-    @property
-    def control_name(self) -> str:
-        """What errors and statuses call it."""
-        return self.name or server_name(self.url)
 
 
 @dataclass(frozen=True)
@@ -116,7 +103,8 @@ class WeightSender:
     `peers` are the leaders of the other pipeline stages, in their order; they must be serving while
     `connect` or `send` runs, until `release`. `manifest` names every tensor that an update consists
     of. `host` is the address of this process as engines reach it. `dtype` is what engines compute
-    in; tensors are converted while they are flattened. Use it as a context manager or call `close`.
+    in; tensors are converted while they are flattened. `plan` says who gets what, see delivery.py.
+    Use it as a context manager or call `close`.
     """
 
     def __init__(
@@ -129,6 +117,7 @@ class WeightSender:
         timeouts: ControlTimeouts | None = None,
         checksums: ChecksumSettings | None = None,
         peers: Sequence[PeerLane] = (),
+        plan: PlanKind = PlanKind.GATHER,
     ) -> None:
         self._manifest = tuple(manifest)
         self._checksums = checksums or ChecksumSettings()
@@ -137,6 +126,8 @@ class WeightSender:
         self._own = OwnLane(host, backend, self._timeouts)
         self._peers = tuple(peers)
         self._lanes: tuple[Lane, ...] = (self._own, *self._peers)
+        self._make_delivery = DELIVERIES[plan]
+        self._delivery: Delivery = Gathered([])
         self._engines = EngineSet([])
         self._is_connected = False
         self._verifier = Verifier((), {}, self._checksums)
@@ -176,36 +167,37 @@ class WeightSender:
         )
         self._require(self._engines.run(Phase.INFO, EngineControl.check_server))
         self._require(self._engines.run(Phase.END, EngineControl.abandon_update))
+        self._delivery = self._make_delivery(engines)
         layouts: dict[str, Layout] = {}
 
         async def compare_manifest(engine: EngineControl) -> None:
-            layouts[engine.name] = await place(engine, self._manifest)
+            in_place = self._delivery.in_place
+            layouts[engine.name] = await place(engine, self._manifest, in_place=in_place)
 
         self._require(self._engines.run(Phase.MANIFEST, compare_manifest))
         self._verifier = Verifier(self._manifest, layouts, self._checksums)
-        self._join(engines)
+        try:
+            held = self._delivery.held(layouts)
+        except ValueError as error:
+            raise UpdateFailed("connect", [], self._engines.names, str(error)) from error
+        self._join(held)
         self._is_connected = True
 
-    def _join(self, engines: Sequence[EngineAddress]) -> None:
+    def _join(self, held: Held | None) -> None:
         """One group after the other, in the same order everywhere, so that nobody waits in a ring
         of ranks that each join another one."""
         views = self._verifier.views
         for number, lane in enumerate(self._lanes):
             try:
-                self._join_lane(lane, engines, views)
+                self._join_lane(lane, views, held)
             except (UpdateFailed, LaneLost):
                 self._leave(self._lanes[:number])
                 raise
 
-    def _join_lane(self, lane: Lane, engines: Sequence[EngineAddress], views: Views) -> None:
-        address = lane.host(1 + sum(engine.tp for engine in engines))
-        offsets = dict(zip(self._engines.names, _rank_offsets(engines), strict=True))
-
-        async def join(engine: EngineControl) -> None:
-            await engine.join_update_group(address, offsets[engine.name])
-
-        joining = self._engines.start(Phase.JOIN, join)
-        why = lane.join(views)
+    def _join_lane(self, lane: Lane, views: Views, held: Held | None) -> None:
+        address = lane.host(self._delivery.world_size, self._delivery.num_parts)
+        joining = self._engines.start(Phase.JOIN, partial(self._delivery.join, group=address))
+        why = lane.join(views, held)
         errors = joining.wait(REPORT_GRACE_S)
         if errors or why:
             lane.leave()
@@ -251,7 +243,7 @@ class WeightSender:
 
     def _leave(self, lanes: Sequence[Lane]) -> None:
         for lane in lanes:
-            leave = partial(EngineControl.leave_update_group, group_name=lane.group_name)
+            leave = partial(self._delivery.leave, group_name=lane.group_name)
             self._engines.run(Phase.LEAVE, leave)  # an engine that is gone has left, too
             lane.leave()
 
@@ -261,7 +253,7 @@ class WeightSender:
         for peer in self._peers:  # they gather while this rank does
             peer.open(chosen)
         self._own.open(source, chosen)
-        stream = BucketStream(self._lanes, self._engines, self._verifier)
+        stream = BucketStream(self._lanes, self._engines, self._delivery, self._verifier)
         if why := stream.prepare():
             raise ValueError(f"update to version {version}: {why}")
         gathered_s = source.busy_s
@@ -347,11 +339,3 @@ class WeightSender:
 
 def _doing(version: int) -> str:
     return f"update to version {version}"
-
-
-def _rank_offsets(engines: Sequence[EngineAddress]) -> list[int]:
-    """First rank of each engine in a group; rank 0 is the trainer rank that sends."""
-    offsets = [1]
-    for engine in engines:
-        offsets.append(offsets[-1] + engine.tp)
-    return offsets[:-1]

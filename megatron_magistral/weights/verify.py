@@ -21,10 +21,10 @@ from megatron_magistral.rollout.engine import (
     Phase,
     TensorSpec,
 )
-from megatron_magistral.rollout.sglang_weights import View
 from megatron_magistral.weights.checksum import ChecksumSettings, digest, names_to_check
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
 from megatron_magistral.weights.manifest import Layout, some
+from megatron_magistral.weights.parts import View
 
 # By tensor: the elements of it that some engine rank holds.
 Views = Mapping[str, frozenset[View]]
@@ -54,9 +54,7 @@ class Digester:
             if name not in chosen:
                 continue
             for view in self._views[name]:
-                offset = tensor.storage_offset() + view.offset
-                held = tensor.as_strided(view.size, view.stride, offset)
-                self._digests[name, view] = digest(held)
+                self._digests[name, view] = digest(view.into(tensor))
 
     def values(self) -> Digests:
         """Those of all buckets since `begin`; waits for them, where a GPU computes them."""

@@ -31,6 +31,7 @@ from megatron_magistral.weights.gather import GatherSeconds
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import gather_plan
 from megatron_magistral.weights.presets import sized
+from megatron_magistral.weights.settings import PlanKind
 from megatron_magistral.weights.transfer import UpdateTimings
 
 preload(run_rank.__module__)
@@ -66,6 +67,18 @@ def test_updates_reach_all_ranks_and_are_compared_with_a_bare_broadcast() -> Non
     assert comparison is not None and comparison.predicted_s > comparison.bare_broadcast_s
     assert sum(comparison.measured_parts_s.values()) == pytest.approx(comparison.measured_s)
     assert sum(comparison.predicted_parts_s.values()) == pytest.approx(comparison.predicted_s)
+
+
+@pytest.mark.distributed
+def test_under_the_plan_direct_each_rank_gets_its_own_part_alone() -> None:
+    """Two ranks each of a trainer and of two generators: rows, columns and what nobody divides."""
+    generator = GeneratorLayout(replicas=2, tp=2)
+    options = replace(OPTIONS, generator=generator, plan=PlanKind.DIRECT, rounds=1)
+    result, *_ = run_local(run_rank, options.world_size, options, timeout_s=200)
+    (measured,) = result.rounds
+    assert len(measured.engines) == 4
+    assert all(e.receive_s > 0 and e.load_s == 0 for e in measured.engines)
+    assert measured.timings.num_checked > 0
 
 
 PARTS = Parts(

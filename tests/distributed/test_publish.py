@@ -18,6 +18,7 @@ from megatron_magistral.trainer.layout import ParallelLayout
 from megatron_magistral.trainer.megatron import destroy_distributed
 from megatron_magistral.trainer.publish import PublishSettings, WeightPublisher
 from megatron_magistral.weights.fleet import FleetExhausted, FleetSettings
+from megatron_magistral.weights.settings import PlanKind
 from tests.distributed.cases import trainer
 from tests.distributed.ranks import run_ranks
 from tests.rollout.fake_engine import FakeEngine, Fault
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.distributed
 VOCAB_SIZE = 512
 SETTINGS = PublishSettings(fleet=FleetSettings(alive_s=2.0, wait_s=2.0))
 CONFIG: Any = SimpleNamespace(
-    rl=SimpleNamespace(weight_bucket_mib=0.1, microbatch_tokens=64),
+    rl=SimpleNamespace(weight_bucket_mib=0.1, weight_plan=PlanKind.GATHER, microbatch_tokens=64),
     data=SimpleNamespace(prompt_file=None),
     parallel=SimpleNamespace(timeout_s=60.0),
     generator=SimpleNamespace(

@@ -9,18 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from aiohttp import web
 
 from megatron_magistral.rollout.engine import TensorSpec
 from megatron_magistral.rollout.sglang_plugin import ACTION_PREFIX, STATE_KEY
+from megatron_magistral.rollout.sglang_receive import Receiver
+from megatron_magistral.rollout.sglang_weights import Placement
 from megatron_magistral.weights.checksum import digest
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
+from megatron_magistral.weights.store_group import part_name
 
 GROUP_TIMEOUT = timedelta(seconds=3)
+# Questions of the plan `direct`, which SGLang gets as actions of one path.
+JOIN, LEAVE, RECEIVE = (f"/weights_checker:{kind}" for kind in ("join", "leave", "receive"))
 DELAY_S = 0.5
 
 
@@ -45,8 +52,9 @@ class FakeEngine:
 
     `parameters` are shapes and dtypes that its model has; without any, those that are asked for.
     `faults` maps a path to what happens there, after as many calls as `sound_calls` says, if it
-    does; `calls` lists the paths in order. `/generate` sends
-    the raw bytes of `script` and then ends the stream, or stalls if `stall` is set.
+    does; `calls` lists the paths in order. The plan `direct` has paths of its own, see `RECEIVE`.
+    `/generate` sends the raw bytes of `script` and then ends the stream, or stalls if `stall` is
+    set.
     """
 
     def __init__(
@@ -68,11 +76,14 @@ class FakeEngine:
         self.paused = False
         self.session_open = False
         self.parameters = dict(parameters)
+        self.linked: list[str] = []  # parameters that its loader would fill from others
         self.info: dict[str, Any] = {
             "version": "0.5.23",
             "internal_states": [{STATE_KEY: {"active": True}}],
         }
         self._groups: dict[str, Any] = {}
+        self._receiver = _Receiver(rank=0)
+        self._placement = Placement()
         self._turn = asyncio.Lock()  # SGLang takes control calls in the order in which they come
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -113,13 +124,15 @@ class FakeEngine:
 
     async def _die(self) -> None:
         self._groups.clear()
+        self._receiver.forget()
         await self._runner.cleanup()
 
     @web.middleware
     async def _fault(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        self.calls.append(request.path)
-        is_due = self.calls.count(request.path) > self.sound_calls.get(request.path, 0)
-        match self.faults.get(request.path) if is_due else None:
+        path = await _path_of(request)
+        self.calls.append(path)
+        is_due = self.calls.count(path) > self.sound_calls.get(path, 0)
+        match self.faults.get(path) if is_due else None:
             case Fault.REFUSE:
                 return web.json_response({"success": False, "message": "refused"}, status=400)
             case Fault.HANG:
@@ -174,12 +187,10 @@ class FakeEngine:
         return web.json_response(content, status=200 if refusal is None else 400)
 
     def init_weights_update_group(self, payload: dict[str, Any]) -> str | None:
-        name, world_size = payload["group_name"], payload["world_size"]
-        store = dist.TCPStore(payload["master_address"], payload["master_port"], world_size, False)
-        for prefix in (name, f"{name}/", "cpu/"):
-            store = dist.PrefixStore(prefix, store)
-        rank = payload["rank_offset"]
-        self._groups[name] = dist.ProcessGroupGloo(store, rank, world_size, GROUP_TIMEOUT)
+        store = dist.TCPStore(payload["master_address"], payload["master_port"], None, False)
+        rank, world_size = payload["rank_offset"], payload["world_size"]
+        name = payload["group_name"]
+        self._groups[name] = _gloo(store, name, rank, world_size)
         return None
 
     def destroy_weights_update_group(self, payload: dict[str, Any]) -> str | None:
@@ -213,16 +224,39 @@ class FakeEngine:
         return None
 
     def weights_checker(self, payload: dict[str, Any]) -> str | Ok:
-        question = json.loads(payload["action"].removeprefix(ACTION_PREFIX))
-        if "place" in question:
-            return Ok(json.dumps([self._place(question["place"])]))
-        found = {name: [int(digest(self.weights[name]))] for name in question["digest"]}
-        return Ok(json.dumps([found]))
+        try:
+            return Ok(json.dumps([self._answer(_question(payload))]))
+        except (RuntimeError, ValueError) as error:
+            return str(error)
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        match question:
+            case {"place": specs}:
+                placement = self._place(specs)
+                self._placement = msgspec.convert(placement, Placement)
+                return placement
+            case {"digest": names}:
+                return {name: [int(digest(self.weights[name]))] for name in names}
+            case {"join": group}:
+                self._receiver.join(group)
+            case {"leave": name}:
+                self._receiver.leave(name)
+            case {"receive": {"group": group, "names": names}}:
+                if not self.session_open:
+                    raise RuntimeError("no session")
+                for name in names:
+                    (copy,) = self._placement.copies[name]
+                    empty = torch.zeros(copy.target.size, dtype=getattr(torch, copy.dtype))
+                    self.weights.setdefault(name, empty)
+                model = SimpleNamespace(named_parameters=self.weights.items)
+                self._receiver.receive(model, self._placement, group, names)
+        return {}
 
     def _place(self, specs: list[dict[str, Any]]) -> dict[str, Any]:
         asked = {spec["name"]: (tuple(spec["shape"]), spec["dtype"]) for spec in specs}
         held = self.parameters or asked
         placement: dict[str, Any] = {"copies": {}, "refused": {}, "unfilled": {}}
+        placement["linked"] = self.linked
         for name, (shape, _) in asked.items():
             placement["copies"][name] = []
             if name in held and held[name][0] != shape:
@@ -251,3 +285,38 @@ class FakeEngine:
         assert payload == {"torch_empty_cache": False}
         self.paused = False
         return None
+
+
+class _Receiver(Receiver):
+    """In the process of the sender."""
+
+    def join(self, group: Mapping[str, Any]) -> None:
+        store = dist.TCPStore(group["host"], group["port"], None, False)
+        name = part_name(group["name"], 0)
+        self._groups[group["name"]] = _gloo(store, name, group["rank"], group["world_size"])
+
+    def leave(self, name: str) -> None:
+        self._groups.pop(name, None)
+
+    def forget(self) -> None:
+        self._groups.clear()
+
+
+def _gloo(store: dist.Store, name: str, rank: int, world_size: int) -> Any:
+    """As torch's helper makes it, which knows each name only once in a process."""
+    for prefix in (name, f"{name}/", "cpu/"):
+        store = dist.PrefixStore(prefix, store)
+    return dist.ProcessGroupGloo(store, rank, world_size, GROUP_TIMEOUT)
+
+
+def _question(payload: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(payload["action"].removeprefix(ACTION_PREFIX))
+
+
+async def _path_of(request: web.Request) -> str:
+    """With the kind of a question of the plan `direct`."""
+    if request.path == "/weights_checker":
+        (kind,) = _question(await request.json())
+        if (path := f"{request.path}:{kind}") in (JOIN, LEAVE, RECEIVE):
+            return path
+    return request.path

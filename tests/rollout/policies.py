@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from megatron_magistral.rollout.engine import TensorSpec
 from megatron_magistral.types import Completion
 from megatron_magistral.weights.manifest import manifest_of
+from megatron_magistral.weights.settings import PlanKind
 from megatron_magistral.weights.transfer import WeightSender
 
 # fp32 on both sides, other kernels.
@@ -25,8 +26,8 @@ def manifest(model: LlamaForCausalLM) -> Sequence[TensorSpec]:
     return manifest_of(shapes, torch.float32)
 
 
-def sender_for(model: LlamaForCausalLM) -> WeightSender:
-    return WeightSender(manifest(model), backend="gloo", dtype=torch.float32)
+def sender_for(model: LlamaForCausalLM, plan: PlanKind = PlanKind.GATHER) -> WeightSender:
+    return WeightSender(manifest(model), backend="gloo", dtype=torch.float32, plan=plan)
 
 
 def buckets_of(model: LlamaForCausalLM, tensors_per_bucket: int = 6) -> list[list]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, closing
 from itertools import count
 from typing import Any
@@ -24,12 +24,14 @@ from megatron_magistral.rollout.engine_state import EngineState
 from megatron_magistral.rollout.generator import Generator, SamplingSettings
 from megatron_magistral.rollout.sglang_server import model_limits
 from megatron_magistral.types import Completion, FinishReason
+from megatron_magistral.weights.delivery import EngineAddress
 from megatron_magistral.weights.fleet import Fleet, FleetSettings, Round
 from megatron_magistral.weights.group import HostedGroup
 from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.probe import probe_gap
 from megatron_magistral.weights.probe_engines import PendingProbe
-from megatron_magistral.weights.transfer import EngineAddress, UpdateFailed, WeightSender
+from megatron_magistral.weights.settings import PlanKind
+from megatron_magistral.weights.transfer import UpdateFailed, WeightSender
 from tests.rollout.conftest import Server
 from tests.rollout.models import random_model
 from tests.rollout.policies import (
@@ -65,9 +67,14 @@ def servers(
         yield [first, stack.enter_context(start_server(tp=request.param))]
 
 
+@pytest.fixture(params=PlanKind)
+def plan(request: pytest.FixtureRequest) -> PlanKind:
+    return request.param
+
+
 @pytest.fixture
-def fleet(servers: list[Server]) -> Iterator[Fleet]:
-    fleet = Fleet(sender_for(policy(0)), addresses(servers), FleetSettings(alive_s=5.0))
+def fleet(servers: list[Server], plan: PlanKind) -> Iterator[Fleet]:
+    fleet = Fleet(sender_for(policy(0), plan), addresses(servers), FleetSettings(alive_s=5.0))
     fleet.connect()
     yield fleet
     fleet.close()
@@ -171,16 +178,17 @@ def test_the_probe_on_every_replica_agrees_with_the_model(
 
 
 def test_a_bit_that_flips_on_the_wire_is_found_and_the_engine_never_serves(
-    servers: list[Server], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    servers: list[Server], fleet: Fleet, plan: PlanKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad, again = (next(versions) for _ in range(3))
     asyncio.run(update(fleet, good))
-    broadcast = HostedGroup.broadcast
+    send = HostedGroup.send
 
-    def flip(group: HostedGroup, data: Tensor, timeout_s: float) -> Any:
+    def flip(group: HostedGroup, pieces: Iterable[tuple[int, Tensor]], timeout_s: float) -> Any:
+        (number, data), *others = pieces
         damaged = data.clone()
         damaged[1000] ^= 1
-        return broadcast(group, damaged, timeout_s)
+        return send(group, [(number, damaged), *others], timeout_s)
 
     async def versions_held() -> list[int]:
         async with AsyncExitStack() as stack:
@@ -189,8 +197,8 @@ def test_a_bit_that_flips_on_the_wire_is_found_and_the_engine_never_serves(
             ]
             return [await engine.weight_version() for engine in engines]
 
-    monkeypatch.setattr(HostedGroup, "broadcast", flip)
-    with sender_for(policy(0)) as sender:
+    monkeypatch.setattr(HostedGroup, "send", flip)
+    with sender_for(policy(0), plan) as sender:
         sender.connect(addresses(servers))
         with pytest.raises(UpdateFailed, match=f"version {bad}: bits differ .* model.") as failure:
             sender.send(buckets_of(policy(bad)), bad)

@@ -14,7 +14,8 @@ from megatron_magistral.rollout.completion import NewTokens
 from megatron_magistral.rollout.generator import Generator, PromptRefused, SamplingSettings
 from megatron_magistral.rollout.sglang_server import ServerSettings, model_limits
 from megatron_magistral.types import Completion, FinishReason, Span
-from megatron_magistral.weights.transfer import EngineAddress
+from megatron_magistral.weights.delivery import EngineAddress
+from megatron_magistral.weights.settings import PlanKind
 from tests.rollout.conftest import Server
 from tests.rollout.models import random_model
 from tests.rollout.policies import (
@@ -65,8 +66,9 @@ def test_logprobs_agree_with_transformers(server: ServerSettings, temperature: f
         assert max_error(completion, expected) < TOLERANCE
 
 
+@pytest.mark.parametrize("plan", PlanKind)
 def test_updates_in_mid_generation_keep_every_request_and_its_kv_cache(
-    server: ServerSettings,
+    plan: PlanKind, server: ServerSettings
 ) -> None:
     policies = {version: random_model(version) for version in range(3, 7)}
     updates = {version: buckets_of(model) for version, model in policies.items()}
@@ -81,7 +83,7 @@ def test_updates_in_mid_generation_keep_every_request_and_its_kv_cache(
         return on_tokens
 
     async def use(generator: Generator) -> Sequence[Completion]:
-        with sender_for(policies[3]) as sender:
+        with sender_for(policies[3], plan) as sender:
             await asyncio.to_thread(sender.connect, [EngineAddress(server.url)])
             prompts = [[1, 5] + [7] * i for i in range(len(seen))]
             running = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megatron_magistral.rollout.sglang_plugin import answer
+from megatron_magistral.rollout.sglang_answers import RankAnswers
 from megatron_magistral.rollout.sglang_weights import View, digests, observe_loading
 from megatron_magistral.weights.checksum import digest
 
@@ -86,7 +86,11 @@ def test_a_tensor_that_is_converted_on_its_way_is_refused() -> None:
     assert "norm gets a computed value" in placement.refused["norm"]
 
 
-def test_a_digest_needs_a_placement_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megatron_magistral.rollout.sglang_plugin._placement", None)
-    with pytest.raises(ValueError, match="before the manifest"):
-        answer(Model(fuse), {"digest": ["norm"]})
+def test_a_digest_needs_a_placement_first() -> None:
+    with pytest.raises(ValueError, match="needs a manifest"):
+        RankAnswers(0).answer(Model(fuse), {"digest": ["norm"]})
+
+
+def test_a_question_that_nobody_knows_is_named() -> None:
+    with pytest.raises(ValueError, match="no such question: what"):
+        RankAnswers(0).answer(Model(fuse), {"what": 1})

@@ -14,8 +14,9 @@ from torch import Tensor
 from megatron_magistral.rollout.engine import ControlTimeouts, EngineMismatch, Phase, TensorSpec
 from megatron_magistral.rollout.engine_state import EngineState
 from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.delivery import EngineAddress
 from megatron_magistral.weights.fleet import Fleet, FleetSettings, Round
-from megatron_magistral.weights.transfer import EngineAddress, UpdateFailed, WeightSender
+from megatron_magistral.weights.transfer import UpdateFailed, WeightSender
 from tests.rollout.fake_engine import FakeEngine, Fault
 from tests.weights.test_transfer import UPDATE_PATHS
 

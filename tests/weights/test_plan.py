@@ -21,7 +21,8 @@ from megatron_magistral.weights.placement import (
     held,
     needed,
 )
-from megatron_magistral.weights.plan import PLANS, Plan, PlanKind, direct_plan, gather_plan
+from megatron_magistral.weights.plan import PLANS, Plan, direct_plan, gather_plan
+from megatron_magistral.weights.settings import PlanKind
 
 SIZES = st.sampled_from([1, 2, 4])
 ITEMSIZE = 4

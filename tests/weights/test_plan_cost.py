@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
-from megatron_magistral.weights.plan import PlanKind, direct_plan, gather_plan
+from megatron_magistral.weights.plan import direct_plan, gather_plan
 from megatron_magistral.weights.plan_cost import BucketCost, Links, Prediction, follow, predict
 from megatron_magistral.weights.presets import PRESETS, find_model, num_parameters, sized
+from megatron_magistral.weights.settings import PlanKind
 
 SMALL = PRESETS["magistral-small-24b"]
 FREE = Links(collective_s=0, hop_s=0, http_call_s=0, http_each_s=0, http_tensor_s=0, tensor_s=0)

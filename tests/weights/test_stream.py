@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megatron_magistral.rollout.engine import TensorSpec
+from megatron_magistral.weights.delivery import Gathered
 from megatron_magistral.weights.stream import BucketStream
 
 LOOKS_A_BROADCAST = 3
@@ -80,7 +81,7 @@ class SlowLane:
 def events_of(num_buckets):
     events = []
     lanes = [SlowLane(f"stage {i}", count, events) for i, count in enumerate(num_buckets)]
-    stream = BucketStream(lanes, Engines(events), Verifier())
+    stream = BucketStream(lanes, Engines(events), Gathered([]), Verifier())
     assert stream.prepare() == ""
     stream.run()
     assert stream.num_buckets == sum(num_buckets)

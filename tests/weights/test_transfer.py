@@ -12,7 +12,8 @@ from torch import Tensor
 from megatron_magistral.rollout.engine import ControlTimeouts, EngineTimeout, Phase, TensorSpec
 from megatron_magistral.rollout.sglang_plugin import STATE_KEY
 from megatron_magistral.weights.checksum import ChecksumSettings
-from megatron_magistral.weights.transfer import EngineAddress, UpdateFailed, WeightSender
+from megatron_magistral.weights.delivery import EngineAddress
+from megatron_magistral.weights.transfer import UpdateFailed, WeightSender
 from tests.rollout.fake_engine import FakeEngine, Fault
 
 MANIFEST = (

@@ -1,0 +1,191 @@
+"""The plan `direct` with fake engines over real gloo groups: content, order, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from megatron_magistral.rollout.engine import ControlTimeouts, EngineTimeout, Phase
+from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.delivery import Direct, EngineAddress, pieces
+from megatron_magistral.weights.flatten import flatten
+from megatron_magistral.weights.parts import View
+from megatron_magistral.weights.settings import PlanKind
+from megatron_magistral.weights.transfer import UpdateFailed, WeightSender
+from tests.rollout.fake_engine import JOIN, RECEIVE, FakeEngine, Fault
+from tests.weights.test_transfer import (
+    MANIFEST,
+    UPDATE_PATHS,
+    addresses,
+    assert_holds,
+    some_buckets,
+)
+
+RARELY = ChecksumSettings(sample_stride=1 << 20, full_every=1 << 20)
+
+
+def make_sender(
+    timeouts: ControlTimeouts | None = None, checksums: ChecksumSettings | None = None
+) -> WeightSender:
+    return WeightSender(
+        MANIFEST, backend="gloo", timeouts=timeouts, checksums=checksums, plan=PlanKind.DIRECT
+    )
+
+
+@pytest.fixture
+def sender() -> Iterator[WeightSender]:
+    with make_sender() as sender:
+        yield sender
+
+
+def test_every_engine_gets_every_tensor_bit_for_bit(sender, engines) -> None:
+    sender.connect(addresses(engines))
+    for version in (1, 2, 3):
+        timings = sender.send(some_buckets(version / 3), version)
+        for engine in engines:
+            assert_holds(engine, version / 3, version)
+    assert timings.num_buckets == 2 and timings.num_bytes == 15 * 2 + 7 * 4 + 8 * 4
+
+
+def test_what_is_received_lands_in_the_memory_of_the_parameters(sender, engines) -> None:
+    sender.connect(addresses(engines[:1]))
+    sender.send(some_buckets(1.0), 1)
+    before = {name: tensor.data_ptr() for name, tensor in engines[0].weights.items()}
+    sender.send(some_buckets(2.0), 2)
+    assert {name: tensor.data_ptr() for name, tensor in engines[0].weights.items()} == before
+    assert_holds(engines[0], 2.0, 2)
+
+
+def test_the_order_of_an_update_is_that_of_the_plan_gather(sender, engines) -> None:
+    sender.connect(addresses(engines))
+    before = len(engines[0].calls)
+    sender.send(some_buckets(1.0), 1)
+    phases = (Phase.PAUSE, Phase.BEGIN, Phase.CHECKSUM, Phase.STAMP, Phase.END, Phase.RESUME)
+    opening, closing = phases[:2], phases[2:]
+    expected = [*map(UPDATE_PATHS.get, opening), RECEIVE, RECEIVE, *map(UPDATE_PATHS.get, closing)]
+    assert engines[0].calls[before:] == expected
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.HANG, Fault.DIE])
+@pytest.mark.parametrize("num_sound", [0, 1])
+def test_an_engine_that_misses_a_bucket_is_named_and_nobody_serves_partial_weights(
+    num_sound: int, fault: Fault, engines: list[FakeEngine]
+) -> None:
+    bad, good = engines
+    timeouts = ControlTimeouts(transfer_s=1.0) if fault is Fault.HANG else None
+    with make_sender(timeouts) as sender:
+        sender.connect(addresses(engines))
+        sender.send(some_buckets(1.0), 1)
+        bad.faults[RECEIVE] = fault
+        bad.sound_calls[RECEIVE] = bad.calls.count(RECEIVE) + num_sound
+        buckets = iter(some_buckets(2.0))
+        with pytest.raises(UpdateFailed) as failure:
+            sender.send(buckets, 2)
+        assert next(buckets, None) is None
+        named = {error.engine: error for error in failure.value.errors}
+        assert named["engine0"].phase is Phase.TRANSFER
+        assert isinstance(named["engine0"], EngineTimeout) == (fault is Fault.HANG)
+        assert set(failure.value.quarantined) == {"engine0", "engine1"}
+        assert good.paused and good.version == "1"
+        if fault is Fault.REFUSE:
+            bad.faults.clear()
+            sender.connect(addresses(engines))
+            sender.send(some_buckets(3.0), 3)
+            for engine in engines:
+                assert_holds(engine, 3.0, 3)
+
+
+def test_engines_may_leave_and_join_between_updates(sender, engines) -> None:
+    sender.connect(addresses(engines[:1]))
+    sender.send(some_buckets(1.0), 1)
+    sender.connect(addresses(engines))
+    sender.send(some_buckets(2.0), 2)
+    sender.connect(addresses(engines[1:]))
+    sender.send(some_buckets(3.0), 3)
+    assert_holds(engines[0], 2.0, 2)
+    assert_holds(engines[1], 3.0, 3)
+
+
+def test_an_engine_that_does_not_join_is_named_at_connect(engines) -> None:
+    engines[1].faults[JOIN] = Fault.REFUSE
+    sender = make_sender(ControlTimeouts(join_s=2.0))
+    with sender, pytest.raises(UpdateFailed, match="engine engine1: join update group failed"):
+        sender.connect(addresses(engines))
+
+
+def test_engines_that_join_in_the_reverse_order_have_their_own_ranks(sender, engines) -> None:
+    engines[0].faults[JOIN] = Fault.DELAY
+    sender.connect(addresses(engines))
+    sender.send(some_buckets(1.0), 1)
+    for engine in engines:
+        assert_holds(engine, 1.0, 1)
+
+
+@pytest.mark.parametrize("num_sound", [0, 1])
+def test_a_bucket_that_an_engine_lost_is_found_out_also_outside_the_sample(
+    num_sound: int, engines: list[FakeEngine]
+) -> None:
+    with make_sender(checksums=RARELY) as sender:
+        sender.connect(addresses(engines))
+        sender.send(some_buckets(1.0), 1)  # the first one checks all
+        engines[0].faults[RECEIVE] = Fault.LOSE
+        engines[0].sound_calls[RECEIVE] = engines[0].calls.count(RECEIVE) + num_sound
+        with pytest.raises(UpdateFailed, match="engine engine0: compare checksums") as failure:
+            sender.send(some_buckets(2.0), 2)
+        assert failure.value.quarantined == ("engine0",)
+        assert engines[0].paused and engines[0].version == "1"
+        assert_holds(engines[1], 2.0, 2)
+
+
+def test_an_engine_whose_loader_fills_one_parameter_from_another_is_refused(
+    sender, engines
+) -> None:
+    engines[1].linked = ["lm_head.weight"]
+    with pytest.raises(UpdateFailed, match=r"engine1.*only the plan .* runs: lm_head\.weight"):
+        sender.connect(addresses(engines))
+
+
+def test_engines_that_hold_different_parts_are_refused_together() -> None:
+    whole, half = View((4,), (1,), 0), View((2,), (1,), 0)
+    delivery = Direct([EngineAddress("http://a:1"), EngineAddress("http://b:1")])
+    assert delivery.held({"a": {"w": [[whole]]}}) == {"w": [[whole]]}
+    with pytest.raises(ValueError, match="engines a and b hold different parts"):
+        delivery.held({"a": {"w": [[whole]]}, "b": {"w": [[half]]}})
+
+
+# --- what goes to whom --------------------------------------------------------------------------
+
+
+def test_each_rank_gets_what_it_holds_and_no_more() -> None:
+    rows = torch.arange(12, dtype=torch.float32).view(4, 3)
+    columns = torch.arange(20, 32, dtype=torch.float32).view(3, 4)
+    both = torch.arange(40, 45, dtype=torch.float32)
+    held = {
+        "rows": [[View.of(rows[:2])], [View((2, 3), (3, 1), 6)]],
+        "columns": [[View((3, 2), (4, 1), 0)], [View((3, 2), (4, 1), 2)]],
+        "both": [[View((5,), (1,), 0)]] * 2,
+    }
+    bucket = flatten([("rows", rows), ("columns", columns), ("both", both)])
+    sent = [(rank, data.view(torch.float32)) for rank, data in pieces(bucket, held)]
+    assert [rank for rank, _ in sent] == [0, 1]
+    for rank, data in sent:
+        expected = [rows[2 * rank :][:2], columns[:, 2 * rank :][:, :2], both]
+        assert torch.equal(data, torch.cat([part.reshape(-1) for part in expected]))
+
+
+def test_what_all_ranks_hold_whole_is_sent_from_the_bucket_itself() -> None:
+    tensors = [("a", torch.rand(300, 400)), ("b", torch.rand(7)), ("c", torch.rand(9))]
+    held = {name: [[View.of(tensor)]] for name, tensor in tensors}
+    bucket = flatten(tensors)
+    sent = [data for _, data in pieces(bucket, held)]
+    assert [data.nbytes for data in sent] == [480_000, 64]  # the small ones together
+    addresses = [data.data_ptr() for data in sent]
+    assert addresses == [bucket.data.data_ptr(), bucket.data[480_000:].data_ptr()]
+
+
+def test_an_empty_part_of_a_bucket_is_not_sent() -> None:
+    tensor = torch.rand(4)
+    held = {"a": [[View.of(tensor)], []]}
+    assert [rank for rank, _ in pieces(flatten([("a", tensor)]), held)] == [0]

@@ -1,0 +1,62 @@
+"""Both ends of a wire cut the parts of a bucket alike, and each byte is in one run."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_magistral.weights.parts import (
+    LARGE_BYTES,
+    RUN_BYTES,
+    Part,
+    View,
+    packed,
+    parts_of,
+    runs,
+    unpack,
+)
+
+SIZES = st.lists(st.integers(1, 2 * LARGE_BYTES), max_size=40)
+
+
+def part(number: int, num_bytes: int) -> Part:
+    return Part(f"t{number}", View((num_bytes,), (1,), 0), num_bytes)
+
+
+@given(SIZES)
+def test_runs_keep_every_part_in_order_and_are_bounded(sizes: list[int]) -> None:
+    parts = [part(i, size) for i, size in enumerate(sizes)]
+    cut = list(runs(parts))
+    assert [each for run in cut for each in run] == parts
+    for run in cut:
+        assert len(run) == 1 or sum(each.num_bytes for each in run) <= RUN_BYTES
+
+
+@given(SIZES)
+def test_a_large_part_travels_alone(sizes: list[int]) -> None:
+    for run in runs(part(i, size) for i, size in enumerate(sizes)):
+        assert len(run) == 1 or all(each.num_bytes < LARGE_BYTES for each in run)
+
+
+def test_copies_of_the_same_elements_travel_once() -> None:
+    first, second = View((2,), (1,), 0), View((2,), (1,), 2)
+    assert [p.view for p in parts_of("t", [first, second, first], 2)] == [first, second]
+
+
+def test_what_is_packed_is_unpacked_whatever_the_dtypes_and_strides() -> None:
+    tensors = [
+        torch.rand(3, 5).t(),
+        torch.rand(3).to(torch.bfloat16),  # leaves what follows unaligned for its dtype
+        torch.rand(7, dtype=torch.float64),
+        torch.arange(4, dtype=torch.int8),
+    ]
+    targets = [torch.zeros_like(tensor) for tensor in tensors]
+    unpack(packed(tensors), targets)
+    assert all(map(torch.equal, tensors, targets))
+
+
+def test_neighbours_in_memory_are_not_copied_to_be_packed() -> None:
+    both = torch.rand(10)
+    assert packed([both[:4], both[4:]]).data_ptr() == both.data_ptr()
+    assert packed([both[4:], both[:4]]).data_ptr() != both.data_ptr()
