@@ -87,7 +87,7 @@ def main(
         options = Options(
             arch=find_model(model),
             trainer=TrainerLayout(tp=tp, pp=pp, dp=dp),
-            generator=GeneratorLayout(len(engine or ()) or replicas, generator_tp),
+            generator=GeneratorLayout(replicas=len(engine or ()) or replicas, tp=generator_tp),
             bucket_bytes=bucket_mib * MIB,
             dtype=dtype.value,
             rounds=rounds,

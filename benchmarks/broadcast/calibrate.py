@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.broadcast.parts import NUM_NAMED, GatherTime, Parts
 from benchmarks.broadcast.results import Options, Result, Round
-from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.checksum import HEAD_BYTES, ChecksumSettings
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import Bucket, Plan, gather_plan
 from megatron_magistral.weights.plan_cost import GB, BucketCost, Timeline, follow
@@ -107,13 +107,13 @@ def overlap_of(backend: str, num_ranks: int, num_cores: int) -> float:
 
 def sampled_bytes(plan: Plan, bucket: Bucket) -> float:
     """How much of a bucket an update checks, on average: every tensor once in so many updates, and
-    the smallest matrix where the sample has none of it."""
+    the head of the smallest matrix where the sample has none of it."""
     tensors = [plan.tensors[piece.tensor] for piece in bucket.pieces]
     itemsize = bucket.num_bytes / sum(tensor.num_elements for tensor in tensors)
     matrices = [tensor.num_elements for tensor in tensors if len(tensor.shape) > 1]
     smallest = min(matrices or [tensor.num_elements for tensor in tensors]) * itemsize
     share = 1 / ChecksumSettings().sample_stride
-    return bucket.num_bytes * share + (1 - share) ** len(tensors) * smallest
+    return bucket.num_bytes * share + (1 - share) ** len(tensors) * min(smallest, HEAD_BYTES)
 
 
 def _plan(options: Options) -> Plan:

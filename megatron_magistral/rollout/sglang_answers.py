@@ -20,7 +20,7 @@ class RankAnswers:
         """What this rank says to one of these:
 
         {"place": tensors}                           where each of a manifest would be loaded
-        {"digest": names}                            digests of what is loaded
+        {"digest": names, "heads": names}            digests of what is loaded, or of heads
         {"join": group}, {"leave": name}             a group for its part of the weights
         {"receive": {"group": name, "names": [..]}}  its part of these, into the parameters
 
@@ -35,8 +35,8 @@ class RankAnswers:
                 self._receiver.join(group)
             case {"leave": name}:
                 self._receiver.leave(name)
-            case {"digest": names}:
-                return digests(model, self._placed(), names)
+            case {"digest": names, "heads": heads}:
+                return digests(model, self._placed(), names, heads)
             case {"receive": {"group": name, "names": names}}:
                 self._receiver.receive(model, self._placed(), name, names)
             case _:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_magistral.weights.checksum import digest
+from megatron_magistral.weights.checksum import digest, head
 from megatron_magistral.weights.parts import View
 
 
@@ -68,13 +68,18 @@ def observe_loading(model: Any, specs: Sequence[Mapping[str, Any]]) -> Placement
     return placement
 
 
-def digests(model: Any, placement: Placement, names: Sequence[str]) -> dict[str, list[int]]:
-    """The digest of what every copy of each of `names` left in its parameter."""
+def digests(
+    model: Any, placement: Placement, names: Sequence[str], heads: Sequence[str] = ()
+) -> dict[str, list[int]]:
+    """The digest of what every copy of each of `names` left in its parameter, of `heads` only of
+    its head."""
     parameters = dict(model.named_parameters())
-    found = {
-        name: [digest(target_of(parameters, copy)) for copy in placement.copies[name]]
-        for name in names
-    }
+
+    def targets(name: str) -> list[Tensor]:
+        return [target_of(parameters, copy) for copy in placement.copies[name]]
+
+    found = {name: [digest(target) for target in targets(name)] for name in names}
+    found |= {name: [digest(head(target)) for target in targets(name)] for name in heads}
     return {name: [int(value) for value in values] for name, values in found.items()}
 
 

@@ -2,7 +2,8 @@
 
 A generator rank's part of a tensor is what its copies of it read: one or more views. Both ends cut
 alike, from what both know: a large view is a run by itself, so that it can be received where it
-belongs; small ones that follow each other share one, because an operation costs more than they do.
+belongs; small ones share runs, because an operation costs more than they do: over gloo about
+0.4 ms of a core at either end, which is what 1 to 2 MiB cost to copy in and out.
 
 It needs nothing but torch: SGLang's own processes use it, too.
 """
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from megatron_magistral.weights.buffers import as_one
 
-LARGE_BYTES = 256 << 10
-RUN_BYTES = 1 << 20
+LARGE_BYTES = 1 << 20
+RUN_BYTES = 8 << 20
 """Of small views in a run, at most."""
 
 
@@ -58,21 +59,22 @@ def parts_of(name: str, views: Sequence[View], itemsize: int) -> list[Part]:
 
 
 def runs(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Parts that travel together, in order."""
+    """Parts that travel together: first the small ones, in order, then each large one."""
+    large: list[Part] = []
     run: list[Part] = []
     num_bytes = 0
     for part in parts:
-        is_large = part.num_bytes >= LARGE_BYTES
-        if run and (is_large or num_bytes + part.num_bytes > RUN_BYTES):
+        if part.num_bytes >= LARGE_BYTES:
+            large.append(part)
+            continue
+        if num_bytes + part.num_bytes > RUN_BYTES:
             yield run
             run, num_bytes = [], 0
-        if is_large:
-            yield [part]
-        else:
-            run.append(part)
-            num_bytes += part.num_bytes
+        run.append(part)
+        num_bytes += part.num_bytes
     if run:
         yield run
+    yield from ([part] for part in large)
 
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:

@@ -91,9 +91,13 @@ PRESETS = {
 
 
 def sized(size_mib: float) -> Architecture:
-    """A Llama of about `size_mib` MiB in 16 bits, with 4 layers or a multiple of them."""
-    layers = max(4, 4 * round(size_mib / 64))
+    """A Llama of about `size_mib` MiB in 16 bits, with 4 layers or a multiple of them.
+
+    Its depth grows with the cube root of its size, about as that of released models does: 12 layers
+    at 0.25e9 parameters, 84 at 120e9.
+    """
     target = size_mib * MIB / 2
+    layers = max(4, 4 * round(0.43 * (target / 1e6) ** (1 / 3)))
 
     def make(hidden_size: int) -> Architecture:
         return _shape(

@@ -21,7 +21,7 @@ from megatron_magistral.rollout.engine import (
     Phase,
     TensorSpec,
 )
-from megatron_magistral.weights.checksum import ChecksumSettings, digest, names_to_check
+from megatron_magistral.weights.checksum import ChecksumSettings, digest, head, names_to_check
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
 from megatron_magistral.weights.manifest import Layout, some
 from megatron_magistral.weights.parts import View
@@ -45,16 +45,16 @@ class Digester:
         self._digests = {}
 
     def add(self, bucket: FlatBucket) -> None:
-        """Take the digests of a bucket that is being sent: of at least one tensor, so that buckets
-        of equal shapes that an engine took for each other are found out."""
-        chosen = self._chosen
-        if chosen.isdisjoint(spec.name for spec in bucket.specs):
-            chosen = frozenset((_distinctive(bucket),))
+        """Take the digests of a bucket that is being sent: if no tensor of it is chosen, of the
+        head of one, so that buckets of equal shapes that an engine took for each other are found
+        out."""
+        chosen = self._chosen.intersection(spec.name for spec in bucket.specs)
+        witness = "" if chosen else _distinctive(bucket)
         for name, tensor in unflatten(bucket):
-            if name not in chosen:
-                continue
-            for view in self._views[name]:
-                self._digests[name, view] = digest(view.into(tensor))
+            if name in chosen or name == witness:
+                for view in self._views[name]:
+                    held = view.into(tensor)
+                    self._digests[name, view] = digest(held if name in chosen else head(held))
 
     def values(self) -> Digests:
         """Those of all buckets since `begin`; waits for them, where a GPU computes them."""
@@ -75,12 +75,13 @@ class Verifier:
         self._settings = settings
         self._is_first = True
         self._names: list[str] = []
+        self._chosen: frozenset[str] = frozenset()
         self._unsent: set[str] = set()
         self._digests: Digests = {}
 
     @property
     def num_checked(self) -> int:
-        """Tensors that the present update checks."""
+        """Tensors that the present update checks, or the heads of."""
         return len(self._names)
 
     @property
@@ -94,11 +95,13 @@ class Verifier:
         }
 
     def begin(self, version: int) -> frozenset[str]:
-        """An update to `version` begins. The tensors that it checks, beside one of each bucket;
-        the first one of a group is checked as a whole."""
+        """An update to `version` begins. The tensors that it checks, beside the head of one of each
+        other bucket; the first update of a group is checked as a whole."""
         self._unsent = set(self._expected)
         names = list(self._expected)
-        return frozenset(names_to_check(names, version, self._settings, first=self._is_first))
+        chosen = names_to_check(names, version, self._settings, first=self._is_first)
+        self._chosen = frozenset(chosen)
+        return self._chosen
 
     def stranger(self, specs: Sequence[TensorSpec]) -> str:
         """What of a bucket is not in the manifest as it is; empty if nothing is."""
@@ -129,7 +132,9 @@ class Verifier:
             EngineMismatch: names every tensor whose bits are not those that were sent.
         """
         start = time.monotonic()
-        question = {"digest": self._names}
+        chosen = [name for name in self._names if name in self._chosen]
+        heads = [name for name in self._names if name not in self._chosen]
+        question = {"digest": chosen, "heads": heads}
         timeout_s = engine.timeouts.checksum_s
         answers = await engine.ask_about_weights(Phase.CHECKSUM, question, timeout_s)
         try:

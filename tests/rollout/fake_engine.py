@@ -21,7 +21,7 @@ from megatron_magistral.rollout.engine import TensorSpec
 from megatron_magistral.rollout.sglang_plugin import ACTION_PREFIX, STATE_KEY
 from megatron_magistral.rollout.sglang_receive import Receiver
 from megatron_magistral.rollout.sglang_weights import Placement
-from megatron_magistral.weights.checksum import digest
+from megatron_magistral.weights.checksum import digest, head
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
 from megatron_magistral.weights.store_group import part_name
 
@@ -235,8 +235,9 @@ class FakeEngine:
                 placement = self._place(specs)
                 self._placement = msgspec.convert(placement, Placement)
                 return placement
-            case {"digest": names}:
-                return {name: [int(digest(self.weights[name]))] for name in names}
+            case {"digest": names, "heads": heads}:
+                found = {name: [int(digest(self.weights[name]))] for name in names}
+                return found | {name: [int(digest(head(self.weights[name])))] for name in heads}
             case {"join": group}:
                 self._receiver.join(group)
             case {"leave": name}:
@@ -316,7 +317,7 @@ def _question(payload: dict[str, Any]) -> dict[str, Any]:
 async def _path_of(request: web.Request) -> str:
     """With the kind of a question of the plan `direct`."""
     if request.path == "/weights_checker":
-        (kind,) = _question(await request.json())
+        kind, *_ = _question(await request.json())
         if (path := f"{request.path}:{kind}") in (JOIN, LEAVE, RECEIVE):
             return path
     return request.path

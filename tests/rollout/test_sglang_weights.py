@@ -88,7 +88,7 @@ def test_a_tensor_that_is_converted_on_its_way_is_refused() -> None:
 
 def test_a_digest_needs_a_placement_first() -> None:
     with pytest.raises(ValueError, match="needs a manifest"):
-        RankAnswers(0).answer(Model(fuse), {"digest": ["norm"]})
+        RankAnswers(0).answer(Model(fuse), {"digest": ["norm"], "heads": []})
 
 
 def test_a_question_that_nobody_knows_is_named() -> None:

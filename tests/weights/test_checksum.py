@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_magistral.weights import checksum
-from megatron_magistral.weights.checksum import ChecksumSettings, digest, names_to_check
+from megatron_magistral.weights.checksum import (
+    HEAD_BYTES,
+    ChecksumSettings,
+    digest,
+    head,
+    names_to_check,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int64)
 SETTINGS = ChecksumSettings(sample_stride=4, full_every=10)
@@ -102,3 +108,11 @@ def test_new_engines_and_every_nth_update_are_checked_as_a_whole() -> None:
     assert names_to_check(names, 3, SETTINGS, first=True) == names
     assert names_to_check(names, 20, SETTINGS, first=False) == names
     assert len(names_to_check(names, 3, SETTINGS, first=False)) < len(names) / 3
+
+
+def test_a_head_is_whole_rows_of_a_matrix_and_all_of_a_vector():
+    wide = torch.rand(4, HEAD_BYTES // 8)
+    assert torch.equal(head(wide), wide[:2])
+    assert torch.equal(head(wide.repeat(1, 8)), wide.repeat(1, 8)[:1])
+    vector = torch.rand(HEAD_BYTES)
+    assert head(vector) is vector
