@@ -227,7 +227,14 @@ class _Trainer:
         bucket_bytes = self._options.bucket_bytes
         shards, mesh, dtype = self._local, self._mesh, self._dtype
         return gather_hf(
-            shards, self._params, mesh, bucket_bytes, dtype, seconds, reach=Reach.LEADERS
+            shards,
+            self._params,
+            mesh,
+            bucket_bytes,
+            dtype,
+            seconds,
+            reach=Reach.LEADERS,
+            lends=self._options.is_direct,
         )
 
     def _bare_broadcast(

@@ -28,6 +28,7 @@ from megatron_magistral.weights.manifest import manifest_of
 from megatron_magistral.weights.names import hf_shapes
 from megatron_magistral.weights.probe import AlarmSettings
 from megatron_magistral.weights.probe_engines import PendingProbe, ProbeHistory
+from megatron_magistral.weights.settings import PlanKind
 from megatron_magistral.weights.transfer import UpdateTimings, WeightSender
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ class WeightPublisher:
         self._feed = feed
         self._dtype = getattr(torch, config.generator.dtype)
         self._bucket_bytes = int(config.rl.weight_bucket_mib * MIB)
+        # A bucket that goes to a loader must be one run of bytes.
+        self._lends = config.rl.weight_plan is PlanKind.DIRECT
         self._microbatch_tokens = config.rl.microbatch_tokens
         self._probe = _probe_sequence(trainer, config)
         self._history = ProbeHistory(settings.alarm)
@@ -158,7 +161,9 @@ class WeightPublisher:
 
     def _round(self) -> Round:
         """One round on every rank; what rank 0 says about it."""
-        buckets = self._trainer.named_hf_buckets(self._bucket_bytes, self._dtype, Reach.LEADERS)
+        buckets = self._trainer.named_hf_buckets(
+            self._bucket_bytes, self._dtype, Reach.LEADERS, lends=self._lends
+        )
         outcome = Round.DONE
         if self._fleet is not None:
             assert self._sender is not None

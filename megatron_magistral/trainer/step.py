@@ -179,12 +179,20 @@ class Trainer:
         bucket_bytes: int,
         dtype: torch.dtype | None = None,
         reach: Reach = Reach.EVERYONE,
+        lends: bool = False,
     ) -> Iterator[Bucket]:
         """The whole model under Hugging Face names, in buckets of about `bucket_bytes` bytes; see
         `gather_hf` for who gets them and how long they live."""
         local = dict(self.model.named_parameters())
-        dtype = dtype or self.dtype
-        return gather_hf(local, self.params, self.mesh, bucket_bytes, dtype, reach=reach)
+        return gather_hf(
+            local,
+            self.params,
+            self.mesh,
+            bucket_bytes,
+            dtype or self.dtype,
+            reach=reach,
+            lends=lends,
+        )
 
     def save_hf(
         self, target: Path, dtype: torch.dtype | None = None, bucket_bytes: int = 256 << 20

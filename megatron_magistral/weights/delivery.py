@@ -21,7 +21,7 @@ from megatron_magistral.rollout.engine import (
     UpdateGroup,
     server_name,
 )
-from megatron_magistral.weights.flatten import FlatBucket, unflatten
+from megatron_magistral.weights.flatten import LooseBucket
 from megatron_magistral.weights.manifest import Layout
 from megatron_magistral.weights.parts import Part, View, packed, parts_of, runs
 from megatron_magistral.weights.settings import PlanKind
@@ -150,13 +150,10 @@ DELIVERIES: Mapping[PlanKind, type[Gathered] | type[Direct]] = {
 }
 
 
-def pieces(bucket: FlatBucket, held: Held | None) -> Iterator[tuple[int, Tensor]]:
-    """What goes over the wire for a bucket: (rank number, bytes), in the order in which those ranks
-    expect it (`sglang_receive`). Most are views of the bucket."""
-    if held is None:
-        yield 0, bucket.data
-        return
-    tensors = dict(unflatten(bucket))
+def pieces(bucket: LooseBucket, held: Held) -> Iterator[tuple[int, Tensor]]:
+    """What goes to the engine ranks of each number: (number, bytes), in the order in which those
+    expect it (`sglang_receive`). Most are the memory of the bucket's tensors."""
+    tensors = dict(bucket.tensors())
     for rank in range(len(next(iter(held.values())))):
         parts: list[Part] = []
         for name, tensor in tensors.items():

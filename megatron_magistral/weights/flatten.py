@@ -30,6 +30,21 @@ class FlatBucket:
     def num_bytes(self) -> int:
         return self.data.numel()
 
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Views of the tensors."""
+        return unflatten(self)
+
+
+@dataclass(frozen=True)
+class LooseBucket:
+    """`named` are contiguous tensors of `specs`, in this order, wherever they are."""
+
+    specs: tuple[TensorSpec, ...]
+    named: tuple[tuple[str, Tensor], ...]
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        return list(self.named)
+
 
 def flatten(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> FlatBucket:
     """`named` in one contiguous buffer on their device, converted to `dtype` if given.
@@ -57,6 +72,15 @@ def flatten(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None = Non
         for (name, tensor), wire_dtype in zip(ordered, dtypes, strict=True)
     )
     return FlatBucket(specs, data)
+
+
+def loosen(named: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> LooseBucket:
+    """`named`, converted to `dtype` if given; what is of it and contiguous is not copied."""
+    made = [(name, tensor.detach().to(dtype or tensor.dtype)) for name, tensor in named]
+    return LooseBucket(
+        specs=tuple(_spec(name, tensor.shape, tensor.dtype) for name, tensor in made),
+        named=tuple((name, tensor.contiguous()) for name, tensor in made),
+    )
 
 
 def _spec(name: str, shape: Sequence[int], dtype: torch.dtype) -> TensorSpec:

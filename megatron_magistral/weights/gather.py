@@ -130,6 +130,7 @@ def gather_hf(
     seconds: GatherSeconds | None = None,
     *,
     reach: Reach = Reach.EVERYONE,
+    lends: bool = False,
 ) -> Iterator[Bucket]:
     """Yields lists of (Hugging Face name, full tensor of `dtype`), the same on every rank, in the
     buckets and the order of `gather_plan`.
@@ -140,7 +141,8 @@ def gather_hf(
 
     For `reach` LEADERS it is collective over the ranks of a stage alone. Its leader gets the
     buckets of that stage, other ranks empty lists or none; there are two buffers in turn, so that
-    a bucket is gone when the one after the next comes.
+    a bucket is gone when the one after the next comes. With `lends`, what the leader holds as it
+    is to be sent is no copy but a view of `local`.
     """
     names = [name for name in local if not params[name].is_copy]
     owners = _expert_owners(names, params, mesh)
@@ -154,6 +156,7 @@ def gather_hf(
         held = _held_by_stage(in_order, mesh)
     scratch_bytes = bucket_bytes // _SCRATCH_SHARE
     gather = _Gather(local, mesh, scratch_bytes, dtype, owners, seconds or GatherSeconds(), reach)
+    gather.lends = lends and reach is Reach.LEADERS and mesh.ep_size == 1
     gather.synchronises = seconds is not None
     for stage, stage_names in held.items():
         sources = [
@@ -192,25 +195,42 @@ class _Gather:
     seconds: GatherSeconds
     reach: Reach
     synchronises: bool = False
+    lends: bool = False
 
     def __post_init__(self) -> None:
         self._buffers = TurnBuffers(self._device)
 
     def bucket(self, stage: int, sources: Sequence[_Source]) -> Bucket:
-        sizes = [source.shape.numel() for source in sources]
+        lent = {source.name: view for source in sources if (view := self._lent(source)) is not None}
+        copied = [source for source in sources if source.name not in lent]
+        sizes = [source.shape.numel() for source in copied]
         flat = self._buffer(sum(sizes))
-        targets = [t.view(s.shape) for t, s in zip(flat.split(sizes), sources, strict=True)]
-        named = list(zip(sources, targets, strict=True))
+        targets = [t.view(s.shape) for t, s in zip(flat.split(sizes), copied, strict=True)]
+        named = list(zip(copied, targets, strict=True))
         if stage == self.mesh.pp_rank:
             self._fill(named)
-            self._share_experts(flat, sources)
+            self._share_experts(flat, copied)
         if self.reach is Reach.LEADERS:
             if not self.mesh.is_leader:
                 return []
         elif self.mesh.pp_size > 1:
             with self._timed("wire_s"):
                 dist.broadcast(flat, src=self.mesh.stage_rank(stage), group=self.mesh.pp_group)
-        return [(source.name, target) for source, target in named]
+        tensors = lent | {source.name: target for source, target in named}
+        return [(source.name, tensors[source.name]) for source in sources]
+
+    def _lent(self, source: _Source) -> Tensor | None:
+        """The whole tensor where it is, if it is there as it is to be sent."""
+        if not self.lends or self._is_divided(source.param):
+            return None
+        view = local_views(source.param, self.local[source.param.name].detach(), tp_size=1)
+        tensor = view[source.index]
+        if tensor.dtype != self.dtype or tensor.shape != source.shape:
+            return None
+        return tensor if tensor.is_contiguous() else None
+
+    def _is_divided(self, param: Param) -> bool:
+        return self.mesh.part_of(param)[1] > 1 and param.split is not Split.REPLICATED
 
     def _buffer(self, num_elements: int) -> Tensor:
         """[num_elements], new unless it is only to be sent."""
@@ -224,11 +244,7 @@ class _Gather:
         """With all that is replicated or divided over tensor-parallel ranks, and with the experts
         that this rank holds."""
         named = [(source, target) for source, target in named if source.param.name in self.local]
-        divided = [
-            (source, target)
-            for source, target in named
-            if self.mesh.part_of(source.param)[1] > 1 and source.param.split is not Split.REPLICATED
-        ]
+        divided = [(source, target) for source, target in named if self._is_divided(source.param)]
         is_divided = {source.name for source, _ in divided}
         with self._timed("convert_s"):
             for source, target in named:

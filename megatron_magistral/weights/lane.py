@@ -7,19 +7,21 @@ those of others by way of `leader.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from megatron_magistral.rollout.engine import ControlTimeouts, TensorSpec, UpdateGroup
 from megatron_magistral.weights.delivery import Held, pieces
-from megatron_magistral.weights.flatten import FlatBucket, flatten
+from megatron_magistral.weights.flatten import FlatBucket, LooseBucket, flatten, loosen
 from megatron_magistral.weights.group import HostedGroup, Sending, host_group
 from megatron_magistral.weights.verify import Digester, Digests, Views
 
 Specs = tuple[TensorSpec, ...]
+Named = Sequence[tuple[str, Tensor]]
+Bucket = TypeVar("Bucket", FlatBucket, LooseBucket)
 
 
 class LaneLost(RuntimeError):
@@ -90,20 +92,24 @@ class Lane(Protocol):
         ...
 
 
-class FlatSource:
-    """Pulls buckets, flattens them and counts the seconds that takes."""
+class BucketSource:
+    """Pulls buckets, makes them ready and counts the seconds that takes."""
 
-    def __init__(
-        self, buckets: Iterable[Sequence[tuple[str, Tensor]]], dtype: torch.dtype | None
-    ) -> None:
-        self._iterator: Iterator[Sequence[tuple[str, Tensor]]] = iter(buckets)
+    def __init__(self, buckets: Iterable[Named], dtype: torch.dtype | None) -> None:
+        self._iterator: Iterator[Named] = iter(buckets)
         self._dtype = dtype
         self.busy_s = 0.0
 
-    def next(self) -> FlatBucket | None:
+    def next_flat(self) -> FlatBucket | None:
+        return self._next(flatten)
+
+    def next_loose(self) -> LooseBucket | None:
+        return self._next(loosen)
+
+    def _next(self, make: Callable[[Named, torch.dtype | None], Bucket]) -> Bucket | None:
         start = time.monotonic()
         named = next(self._iterator, None)
-        bucket = None if named is None else flatten(named, self._dtype)
+        bucket = None if named is None else make(named, self._dtype)
         self.busy_s += time.monotonic() - start
         return bucket
 
@@ -120,8 +126,8 @@ class OwnLane:
         self._backend = backend
         self._timeouts = timeouts
         self._group: HostedGroup | None = None
-        self._source: FlatSource | None = None
-        self._ready: FlatBucket | None = None
+        self._source: BucketSource | None = None
+        self._ready: FlatBucket | LooseBucket | None = None
         self._sending: Sending | None = None
         self._digester = Digester({})
         self._held: Held | None = None
@@ -147,7 +153,7 @@ class OwnLane:
             return f"no complete group within {self._timeouts.join_s:g} s: {error}"
         return ""
 
-    def open(self, source: FlatSource, chosen: frozenset[str]) -> None:
+    def open(self, source: BucketSource, chosen: frozenset[str]) -> None:
         """An update of what is in `source` begins, which takes the digests of `chosen`."""
         self._source = source
         self._ready = self._sending = None
@@ -155,14 +161,21 @@ class OwnLane:
 
     def next(self) -> Specs | None:
         assert self._source is not None and self._ready is None
-        self._ready = self._source.next()
+        is_flat = self._held is None
+        self._ready = self._source.next_flat() if is_flat else self._source.next_loose()
         return None if self._ready is None else self._ready.specs
 
     def start(self) -> None:
         assert self._group is not None and self._ready is not None
         bucket, self._ready = self._ready, None
-        self._sending = self._group.send(pieces(bucket, self._held), self._timeouts.transfer_s)
+        self._sending = self._group.send(self._pieces(bucket), self._timeouts.transfer_s)
         self._digester.add(bucket)
+
+    def _pieces(self, bucket: FlatBucket | LooseBucket) -> Iterable[tuple[int, Tensor]]:
+        if isinstance(bucket, FlatBucket):
+            return [(0, bucket.data)]
+        assert self._held is not None
+        return pieces(bucket, self._held)
 
     def wait(self, timeout_s: float) -> bool:
         return self._sending is None or self._sending.wait(timeout_s)

@@ -29,7 +29,7 @@ from torch import Tensor
 from megatron_magistral.rollout.engine import ControlTimeouts, UpdateGroup
 from megatron_magistral.weights.delivery import Held
 from megatron_magistral.weights.gather import Mesh
-from megatron_magistral.weights.lane import FlatSource, LaneLost, OwnLane, Specs
+from megatron_magistral.weights.lane import BucketSource, LaneLost, OwnLane, Specs
 from megatron_magistral.weights.link import Link, LinkLost, LinkServer, connect_link
 from megatron_magistral.weights.verify import Digests, Views
 
@@ -272,7 +272,7 @@ class Leader:
         Raises:
             LinkLost: rank 0 is gone or silent.
         """
-        source = FlatSource(buckets, self._dtype)
+        source = BucketSource(buckets, self._dtype)
         try:
             while not isinstance(message := self._receive(), Release):
                 self._do(message, source)
@@ -294,7 +294,7 @@ class Leader:
     def _receive(self) -> object:
         return self._link.receive(self._patience_s)
 
-    def _do(self, message: object, source: FlatSource) -> None:
+    def _do(self, message: object, source: BucketSource) -> None:
         match message:
             case Host(world_size, num_parts):
                 self._lane.leave()  # a group that did not get complete

@@ -37,7 +37,7 @@ from megatron_magistral.rollout.engine import (
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.delivery import DELIVERIES, Delivery, EngineAddress, Gathered, Held
 from megatron_magistral.weights.engine_set import EngineSet, Step
-from megatron_magistral.weights.lane import FlatSource, Lane, LaneLost, OwnLane
+from megatron_magistral.weights.lane import BucketSource, Lane, LaneLost, OwnLane
 from megatron_magistral.weights.leader import PeerLane
 from megatron_magistral.weights.manifest import Layout, place
 from megatron_magistral.weights.settings import PlanKind
@@ -219,7 +219,7 @@ class WeightSender:
         """
         if not self._is_connected:
             raise RuntimeError("WeightSender.send needs a `connect`, also after a failed update")
-        source = FlatSource(buckets, self._dtype)
+        source = BucketSource(buckets, self._dtype)
         try:
             return self._update(source, version)
         except LaneLost:
@@ -247,7 +247,7 @@ class WeightSender:
             self._engines.run(Phase.LEAVE, leave)  # an engine that is gone has left, too
             lane.leave()
 
-    def _update(self, source: FlatSource, version: int) -> UpdateTimings:
+    def _update(self, source: BucketSource, version: int) -> UpdateTimings:
         begun_at = time.monotonic()
         chosen = self._verifier.begin(version)
         for peer in self._peers:  # they gather while this rank does

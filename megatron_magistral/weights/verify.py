@@ -22,7 +22,7 @@ from megatron_magistral.rollout.engine import (
     TensorSpec,
 )
 from megatron_magistral.weights.checksum import ChecksumSettings, digest, head, names_to_check
-from megatron_magistral.weights.flatten import FlatBucket, unflatten
+from megatron_magistral.weights.flatten import FlatBucket, LooseBucket
 from megatron_magistral.weights.manifest import Layout, some
 from megatron_magistral.weights.parts import View
 
@@ -44,13 +44,13 @@ class Digester:
         self._chosen = chosen
         self._digests = {}
 
-    def add(self, bucket: FlatBucket) -> None:
+    def add(self, bucket: FlatBucket | LooseBucket) -> None:
         """Take the digests of a bucket that is being sent: if no tensor of it is chosen, of the
         head of one, so that buckets of equal shapes that an engine took for each other are found
         out."""
         chosen = self._chosen.intersection(spec.name for spec in bucket.specs)
         witness = "" if chosen else _distinctive(bucket)
-        for name, tensor in unflatten(bucket):
+        for name, tensor in bucket.tensors():
             if name in chosen or name == witness:
                 for view in self._views[name]:
                     held = view.into(tensor)
@@ -156,6 +156,6 @@ class Verifier:
         ]
 
 
-def _distinctive(bucket: FlatBucket) -> str:
+def _distinctive(bucket: FlatBucket | LooseBucket) -> str:
     """The smallest matrix: vectors, as those of norms, may be alike in all layers."""
     return min(bucket.specs, key=lambda s: (len(s.shape) < 2, torch.Size(s.shape).numel())).name

@@ -68,3 +68,42 @@ def test_the_leaders_get_the_buckets_of_the_plan_bit_for_bit() -> None:
         assert [[name for name, _ in bucket] for bucket in buckets] == names, layout
         for bucket in buckets:
             assert all(torch.equal(t, expected[name]) for name, t in bucket), layout
+
+
+def _lend() -> list[tuple[list[list[tuple[str, torch.Tensor]]], set[str]]]:
+    """By layout: what this rank has of tensors that are sent as they are held, copied; and the
+    names of those that lie in its shards."""
+    dist.init_process_group("gloo")
+    found = []
+    for layout in LAYOUTS:
+        mesh = make_mesh(Options(ARCH, layout, GeneratorLayout(), BUCKET_BYTES))
+        assert mesh is not None
+        shards = _shards(mesh, layout)
+        memory = {shard.untyped_storage().data_ptr() for shard in shards.values()}
+        buckets, lent = [], set()
+        for bucket in gather_hf(
+            *(shards, parameters(ARCH), mesh, BUCKET_BYTES, torch.float32),
+            reach=Reach.LEADERS,
+            lends=True,
+        ):
+            held = [(name, tensor) for name, tensor in bucket if not tensor.is_meta]
+            buckets.append([(name, tensor.clone()) for name, tensor in held])
+            lent |= {n for n, t in held if t.untyped_storage().data_ptr() in memory}
+        found.append((buckets, lent))
+    dist.destroy_process_group()
+    return found
+
+
+def test_what_a_leader_holds_whole_is_lent_and_all_of_it_is_right() -> None:
+    found = run_ranks(_lend, 4)
+    whole = {name: t.float() for name, t in hf_tensors(ARCH).items()}
+    for number, layout in enumerate(LAYOUTS):
+        tensors_of = [t for rank in found for bucket in rank[number][0] for t in bucket]
+        assert sorted(name for name, _ in tensors_of) == sorted(whole), layout
+        assert all(torch.equal(tensor, whole[name]) for name, tensor in tensors_of), layout
+        lent = {name for rank in found for name in rank[number][1]}
+        copied = {name.rsplit(".", 2)[1] for name in whole if name not in lent}
+        if layout.tp == 1:  # all but the parts of the fused parameter whose rows are interleaved
+            assert copied == {"q_proj", "k_proj", "v_proj"}
+        else:
+            assert all(whole[name].dim() == 1 for name in lent)
