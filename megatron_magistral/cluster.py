@@ -37,6 +37,9 @@ EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 USUAL_FIRST_EPHEMERAL = 32768
 FIRST_PORT = 12000
 MIN_CHOICE = 1000
+# Makes torch ask the kernel for huge pages under large tensors on a CPU, if set before the first
+# one. What is sent from or received into pages of 4 KiB takes up to twice as long over gloo.
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -336,15 +339,19 @@ def trainer_roles(
     roles = []
     for rank in range(world_size):
         name = f"trainer-{rank}"
-        environment = dict(os.environ) | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            # Ranks share the cores; more threads than cores only slow each other down.
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world_size)),
-        }
+        environment = (
+            HUGE_PAGES
+            | dict(os.environ)
+            | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                # Ranks share the cores; more threads than cores only slow each other down.
+                "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world_size)),
+            }
+        )
         roles.append(Role(name, tuple(command), log(name), environment))
     return roles
 

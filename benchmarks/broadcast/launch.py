@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from megatron_magistral.cluster import free_ports
+from megatron_magistral.cluster import HUGE_PAGES, free_ports
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _END_S = 2.0
@@ -25,7 +25,9 @@ class RankFailed(RuntimeError):
 
 
 def adopt_launcher(environment: MutableMapping[str, str]) -> bool:
-    """Whether torchrun or srun has started this process; srun's variables get torchrun's names."""
+    """Whether torchrun or srun has started this process; srun's variables get torchrun's names.
+    Ranks have the huge pages that those of a run have."""
+    environment.update(HUGE_PAGES | dict(environment))
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return True
     # An interactive allocation sets these too, for a single task.

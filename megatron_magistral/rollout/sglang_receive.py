@@ -21,7 +21,7 @@ from torch import Tensor
 from megatron_magistral.rollout.sglang_weights import Copy, Placement, target_of
 from megatron_magistral.weights.buffers import as_one, wire_buffer
 from megatron_magistral.weights.parts import Part, parts_of, runs, unpack
-from megatron_magistral.weights.store_group import join_at_store, part_name
+from megatron_magistral.weights.store_group import join_at_store, part_name, receive_run
 
 # How long a rank waits for the sender's store; the trainer bounds the call itself.
 STORE_TIMEOUT = timedelta(seconds=60)
@@ -33,9 +33,11 @@ class Receiver:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._groups: dict[str, dist.ProcessGroup] = {}
+        self._timeout_s = 0.0  # of each wait for the sender
 
     def join(self, group: Mapping[str, Any]) -> None:
         """Raises RuntimeError if the group does not get complete in time."""
+        self._timeout_s = group["timeout_s"]
         store = dist.TCPStore(group["host"], group["port"], is_master=False, timeout=STORE_TIMEOUT)
         self._groups[group["name"]] = join_at_store(
             store,
@@ -43,7 +45,7 @@ class Receiver:
             group["rank"],
             group["world_size"],
             group["backend"],
-            group["timeout_s"],
+            self._timeout_s,
         )
 
     def leave(self, name: str) -> None:
@@ -59,14 +61,14 @@ class Receiver:
         if group_name not in self._groups:
             raise ValueError(f"not in group {group_name}: join it first")
         group = self._groups[group_name]
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        incoming: list[tuple[dist.Work, _Run]] = []
-        for run in _runs(dict(model.named_parameters()), placement, names):
-            incoming.append((group.broadcast([run.memory], options), run))
+        timeout = timedelta(seconds=self._timeout_s)
+        incoming = [
+            (receive_run(group, run.memory, self._timeout_s), run)
+            for run in _runs(dict(model.named_parameters()), placement, names)
+        ]
         try:
             for work, run in incoming:
-                work.wait()
+                work.wait(timeout)
                 run.settle()
         except RuntimeError:
             del self._groups[group_name]  # what breaks once is of no use any more

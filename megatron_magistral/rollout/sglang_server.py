@@ -18,6 +18,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from megatron_magistral.cluster import HUGE_PAGES
+
 CPU_STUBS_DIR = Path(__file__).parent / "sglang_cpu_stubs"
 
 OLDEST_SGLANG = Version("0.5.21")  # first with begin_weight_update / end_weight_update
@@ -141,7 +143,8 @@ def server_environment(settings: ServerSettings, base_env: Mapping[str, str]) ->
     `/health` answers without generating, also while the server is paused, and a crashed scheduler
     ends the server at once instead of after a minute of waiting for a core dump.
     """
-    env = {name: value for name, value in base_env.items() if not _is_torchrun_variable(name)}
+    inherited_env = {n: value for n, value in base_env.items() if not _is_torchrun_variable(n)}
+    env = HUGE_PAGES | inherited_env
     env["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
     env["SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS"] = "0"
     env["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # for CONTEXT_RESERVE_TOKENS

@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from megatron_magistral.cluster import RestartPolicy, Role, free_ports
+from megatron_magistral.cluster import HUGE_PAGES, RestartPolicy, Role, free_ports
 from megatron_magistral.config import Config
 from megatron_magistral.launcher import generator_restarts
 from megatron_magistral.role_commands import (
@@ -158,7 +158,7 @@ def _trainer(index: int, task: Task, context: Context) -> _Process:
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
-    environment = threads | dict(context.environment) | ranks
+    environment = HUGE_PAGES | threads | dict(context.environment) | ranks
     if context.stage is Stage.SFT:
         return _Process(trainer_command(context.run, Stage.SFT), environment)
     (controller,) = context.urls(RoleName.CONTROLLER)

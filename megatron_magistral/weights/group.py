@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magistral.rollout.engine import UpdateGroup
-from megatron_magistral.weights.store_group import join_at_store, part_name
+from megatron_magistral.weights.store_group import broadcast, join_at_store, part_name, send_run
 
 POLL_S = 0.0002
 
@@ -26,32 +26,22 @@ _abandoned: list[dist.ProcessGroup] = []
 
 
 class Sending:
-    """Broadcasts in flight together."""
+    """Operations in flight together; on a CPU each may take `timeout_s`."""
 
-    def __init__(self, works: Sequence[dist.Work], device: str) -> None:
+    def __init__(self, works: Sequence[dist.Work], device: str, timeout_s: float) -> None:
         self._works = list(works)  # until they have ended: they hold what is sent
+        self._timeout = timedelta(seconds=timeout_s)
+        self._failure = ""
         self._ended: threading.Event | None = None
         if device == "cpu":
             self._ended = threading.Event()
-            self._lock = threading.Lock()
-            self._num_left = len(self._works)
-            if not works:
-                self._ended.set()
-            for work in works:
-                work.get_future().add_done_callback(self._one_has_ended)
-
-    def _one_has_ended(self, future: object) -> None:
-        assert self._ended is not None
-        with self._lock:
-            self._num_left -= 1
-            if not self._num_left:
-                self._ended.set()
+            threading.Thread(target=self._end, name="weights-sending", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all have ended, well or not, at most `timeout_s`; whether they have."""
         if self._ended is not None:
             return self._ended.wait(timeout_s)
-        # On a GPU a future ends when the broadcast is queued: only the work knows.
+        # On a GPU to wait for a work is to queue behind it: only the work itself knows.
         deadline = time.monotonic() + timeout_s
         while not all(work.is_completed() for work in self._works):
             if time.monotonic() > deadline:
@@ -60,14 +50,23 @@ class Sending:
         return True
 
     def failure(self) -> str:
-        """Why one of those that have ended failed; empty if none did."""
+        """Why the first of those that have ended badly failed; empty if none did."""
+        if self._ended is None:
+            self._wait_for_works()
+        return self._failure
+
+    def _end(self) -> None:
+        assert self._ended is not None
+        self._wait_for_works()
+        self._ended.set()
+
+    def _wait_for_works(self) -> None:
         works, self._works = self._works, []
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            return f"broadcast failed: {error}"
-        return ""
+        for work in works:
+            try:
+                work.wait(self._timeout)
+            except RuntimeError as error:
+                self._failure = self._failure or f"broadcast failed: {error}"
 
 
 def host_group(
@@ -118,18 +117,23 @@ class HostedGroup:
             )
             self._groups.append(group)
 
+    def broadcast(self, data: Tensor, timeout_s: float) -> Sending:
+        """Start sending `data` to all engine ranks; fails if it takes longer than `timeout_s`."""
+        (group,) = self._groups
+        return self._start([broadcast(group, data, timeout_s)], data.device.type, timeout_s)
+
     def send(self, pieces: Iterable[tuple[int, Tensor]], timeout_s: float) -> Sending:
         """Start sending each (number, bytes) to the engine ranks in the group of that number, in
         this order; what takes longer than `timeout_s` fails."""
-        assert self._groups, "join first"
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        options.timeout = timedelta(seconds=timeout_s)
-        works, device = [], "cpu"
+        works: list[dist.Work] = []
+        device = "cpu"
         for number, data in pieces:
-            works.append(self._groups[number].broadcast([data], options))
+            works += send_run(self._groups[number], data, timeout_s)
             device = data.device.type
-        self._sending = Sending(works, device)
+        return self._start(works, device, timeout_s)
+
+    def _start(self, works: Sequence[dist.Work], device: str, timeout_s: float) -> Sending:
+        self._sending = Sending(works, device, timeout_s)
         return self._sending
 
     def leave(self) -> None:

@@ -168,14 +168,13 @@ class OwnLane:
     def start(self) -> None:
         assert self._group is not None and self._ready is not None
         bucket, self._ready = self._ready, None
-        self._sending = self._group.send(self._pieces(bucket), self._timeouts.transfer_s)
-        self._digester.add(bucket)
-
-    def _pieces(self, bucket: FlatBucket | LooseBucket) -> Iterable[tuple[int, Tensor]]:
+        timeout_s = self._timeouts.transfer_s
         if isinstance(bucket, FlatBucket):
-            return [(0, bucket.data)]
-        assert self._held is not None
-        return pieces(bucket, self._held)
+            self._sending = self._group.broadcast(bucket.data, timeout_s)
+        else:
+            assert self._held is not None
+            self._sending = self._group.send(pieces(bucket, self._held), timeout_s)
+        self._digester.add(bucket)
 
     def wait(self, timeout_s: float) -> bool:
         return self._sending is None or self._sending.wait(timeout_s)

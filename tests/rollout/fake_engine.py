@@ -292,6 +292,7 @@ class _Receiver(Receiver):
     """In the process of the sender."""
 
     def join(self, group: Mapping[str, Any]) -> None:
+        self._timeout_s = GROUP_TIMEOUT.total_seconds()
         store = dist.TCPStore(group["host"], group["port"], None, False)
         name = part_name(group["name"], 0)
         self._groups[group["name"]] = _gloo(store, name, group["rank"], group["world_size"])

@@ -182,13 +182,19 @@ def test_a_bit_that_flips_on_the_wire_is_found_and_the_engine_never_serves(
 ) -> None:
     good, bad, again = (next(versions) for _ in range(3))
     asyncio.run(update(fleet, good))
-    send = HostedGroup.send
+    broadcast, send = HostedGroup.broadcast, HostedGroup.send
 
-    def flip(group: HostedGroup, pieces: Iterable[tuple[int, Tensor]], timeout_s: float) -> Any:
+    def damaged(data: Tensor) -> Tensor:
+        data = data.clone()
+        data[1000] ^= 1
+        return data
+
+    def broadcast_damaged(group: HostedGroup, data: Tensor, timeout_s: float) -> Any:
+        return broadcast(group, damaged(data), timeout_s)
+
+    def send_damaged(group: HostedGroup, pieces: Iterable[Any], timeout_s: float) -> Any:
         (number, data), *others = pieces
-        damaged = data.clone()
-        damaged[1000] ^= 1
-        return send(group, [(number, damaged), *others], timeout_s)
+        return send(group, [(number, damaged(data)), *others], timeout_s)
 
     async def versions_held() -> list[int]:
         async with AsyncExitStack() as stack:
@@ -197,7 +203,8 @@ def test_a_bit_that_flips_on_the_wire_is_found_and_the_engine_never_serves(
             ]
             return [await engine.weight_version() for engine in engines]
 
-    monkeypatch.setattr(HostedGroup, "send", flip)
+    monkeypatch.setattr(HostedGroup, "broadcast", broadcast_damaged)
+    monkeypatch.setattr(HostedGroup, "send", send_damaged)
     with sender_for(policy(0), plan) as sender:
         sender.connect(addresses(servers))
         with pytest.raises(UpdateFailed, match=f"version {bad}: bits differ .* model.") as failure:
