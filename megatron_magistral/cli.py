@@ -1,7 +1,7 @@
 """`magistral`: the command line.
 
-Exit code 2 for what the user can put right, 1 for a failed run, 128 + n for a run that was ended
-by signal n.
+Exit code 2 for what the user can put right, 1 for a failed run, 75 for one that was asked to stop
+by its file `stop_requested`, 128 + n for a run that was ended by signal n.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pkgutil
 import runpy
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -23,6 +23,7 @@ import benchmarks
 from megatron_magistral.analysis.plan_cli import ConfigFirst, plan_run
 from megatron_magistral.analysis.site_options import (
     GpuOption,
+    GpusPerNodeOption,
     LengthsOption,
     ModelOption,
     SiteError,
@@ -40,7 +41,7 @@ from megatron_magistral.import_gguf import import_gguf_command
 from megatron_magistral.launcher import open_run_folder, planned_roles, resume, train
 from megatron_magistral.preflight import Refused, check_inputs, run_folder_pattern
 from megatron_magistral.run_folder import RunBusy
-from megatron_magistral.signals import SIGNAL_BASE, Stopped, stopped_by_signals
+from megatron_magistral.signals import SIGNAL_BASE, STOPPED, Stopped, stopped_by_signals
 from megatron_magistral.slurm.cli import app as slurm_app
 from megatron_magistral.trainer.checkpoint_files import CheckpointError
 from megatron_magistral.weights.plan_cli import app as plan_app
@@ -52,8 +53,13 @@ FAILED = 1
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(sandbox_app, name="sandbox", help="The code judge: serve, run, selftest.")
-app.add_typer(plan_app, name="plan", cls=ConfigFirst, help="Predict what cannot be measured here.")
-app.add_typer(data_app, name="data", help="Data from data.")
+app.add_typer(
+    plan_app,
+    name="plan",
+    cls=ConfigFirst,
+    help="Predict a run (plan CONFIG ...) or a weight update (plan weights) on GPUs.",
+)
+app.add_typer(data_app, name="data", help="Make data from what runs have left.")
 app.add_typer(slurm_app, name="slurm", help="The parts of a SLURM job: launch/ calls them.")
 app.add_typer(audit_app, name="audit", help="Audit a run's prompt groups, or the maths check.")
 
@@ -64,6 +70,7 @@ plan_app.command("run")(plan_run)
 ConfigPath = Annotated[Path, typer.Argument(help="A file of configs/.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value ...")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print config and processes, start none.")]
+BENCHMARKS = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
 
 
 @app.callback()
@@ -74,19 +81,24 @@ def magistral() -> None:
 
 @app.command("train")
 def train_command(
+    ctx: typer.Context,
     config_path: ConfigPath,
     overrides: Overrides = None,
     dry_run: DryRun = False,
     nodes: Annotated[
         int | None, typer.Option(help="With --dry-run: what a job on so many nodes would be.")
     ] = None,
-    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
+    gpus_per_node: GpusPerNodeOption = 8,
     model: ModelOption = None,
     gpu: GpuOption = "h100",
     lengths: LengthsOption = None,
 ) -> None:
-    """Run every stage of a config: SFT where it has one, then RL."""
+    """Run every stage of a config: SFT where it has one, then RL.
+
+    --model, --gpu, --gpus-per-node and --lengths go with --nodes.
+    """
     if nodes is None:
+        _refuse_given(ctx, ("model", "gpu", "gpus_per_node", "lengths"), "goes with --nodes")
         _start(_load(config_path, overrides), dry_run)
         return
     if not dry_run:
@@ -139,7 +151,7 @@ def resume_command(
 
 @app.command()
 def doctor() -> None:
-    """Check this machine for every role."""
+    """Check this machine for every role; exit code 1 if something is missing."""
     findings = examine()
     Console().print(as_table(findings))
     raise typer.Exit(FAILED if failures(findings) else 0)
@@ -148,13 +160,14 @@ def doctor() -> None:
 # Whatever follows the name, options too, belongs to the benchmark.
 @app.command(context_settings={"allow_interspersed_args": False})
 def bench(
-    name: Annotated[str, typer.Argument(help="A file of benchmarks/, without its ending.")] = "",
-    arguments: Annotated[list[str] | None, typer.Argument(help="For the benchmark.")] = None,
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHMARKS)}.")] = "",
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="For the benchmark; --help lists them.")
+    ] = None,
 ) -> None:
     """Run one of the benchmarks."""
-    known = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
-    if name not in known:
-        _refuse(f"bench: NAME = {name!r} is no benchmark; known: {', '.join(known)}")
+    if name not in BENCHMARKS:
+        _refuse(f"bench: NAME = {name!r} is no benchmark; known: {', '.join(BENCHMARKS)}")
     # As `python -m benchmarks.NAME` does it, so that each reads its arguments in its own way.
     sys.argv = [f"magistral bench {name}", *(arguments or [])]
     runpy.run_module(f"benchmarks.{name}", run_name="__main__")
@@ -178,6 +191,9 @@ def _attempt(work: Callable[[], object]) -> None:
     except (Refused, ConfigError, CheckpointError, RunBusy) as error:
         _refuse(str(error))
     except (RoleFailed, StageTimeout) as error:
+        if isinstance(error, RoleFailed) and error.returncode == STOPPED:
+            _say("stopped as asked: `magistral resume` goes on from what is saved", "yellow")
+            raise typer.Exit(STOPPED) from error
         _say(str(error), "red")
         raise typer.Exit(FAILED) from error
     except Stopped as stopped:
@@ -213,6 +229,14 @@ def _load(path: Path, overrides: list[str] | None, *, check_files: bool = True) 
         return load(path, overrides or (), check_files=check_files)
     except ConfigError as error:
         _refuse(str(error))
+
+
+def _refuse_given(ctx: typer.Context, names: Iterable[str], why: str) -> None:
+    """Options that would have no effect are an error."""
+    for name in names:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            _refuse(f"--{name.replace('_', '-')}: {why}")
 
 
 def _refuse(message: str) -> NoReturn:

@@ -90,12 +90,16 @@ class RunFolder:
         return self.root / "config.yaml"
 
     def replace_config(self, text: str) -> None:
-        """Make `text` the config of the run; what it was is kept beside it."""
-        if self.config.read_text(encoding="utf-8") == text:
+        """Make `text` the config of the run; what it was is kept beside it. At every moment there
+        is one, since a folder without is no run."""
+        had = self.config.read_text(encoding="utf-8")
+        if had == text:
             return
         former = (self.root / f"config.{number}.yaml" for number in count(1))
-        self.config.rename(next(path for path in former if not path.exists()))
-        self.config.write_text(text, encoding="utf-8")
+        next(path for path in former if not path.exists()).write_text(had, encoding="utf-8")
+        draft = self.root / "config.yaml.partial"
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(self.config)
 
     def checkpoints(self, stage: Stage) -> Path:
         return self.root / "checkpoints" / stage

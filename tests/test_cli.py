@@ -10,10 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from rich.text import Text
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from megatron_magistral.cli import app
+from megatron_magistral.cluster import Role, RoleFailed
 from megatron_magistral.config_file import load
+from megatron_magistral.signals import STOPPED
 from tests.cli_runs import MICRO, ROOT, CliRun
 
 TINY = ROOT / "configs" / "tiny.yaml"
@@ -126,6 +130,31 @@ def test_every_benchmark_says_what_it_does(name, monkeypatch):
     assert f"bench {name}" in result.stdout
 
 
+def commands(command, *path: str):
+    """Every command below this one, with its words."""
+    yield " ".join(path), command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, *path, name)
+
+
+def test_every_command_and_option_says_what_it_is_and_no_word_is_lost_in_the_help():
+    for words, command in commands(get_command(app), "magistral"):
+        texts = {words: command.help}
+        texts |= {f"{words} {item.name}": getattr(item, "help", "") for item in command.params}
+        for name, text in texts.items():
+            assert text, name
+            assert Text.from_markup(text).plain == text, name  # rich takes [this] for a style
+
+
+@pytest.mark.parametrize(
+    "option", [("--model", "dense-120b"), ("--gpu", "h200"), ("--lengths", "constant:9")]
+)
+def test_options_of_a_plan_for_nodes_are_refused_without_nodes(option):
+    result = magistral("train", str(TINY), "--dry-run", *option)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"{option[0]}: goes with --nodes\n"
+
+
 @pytest.mark.parametrize("arguments", [[], ["nothing"]])
 def test_an_unknown_benchmark_is_answered_with_the_known_ones(arguments):
     result = magistral("bench", *arguments)
@@ -145,6 +174,17 @@ def test_a_real_process_prints_the_same_plan_wherever_it_is_started(tmp_path):
     assert result.returncode == 0, result.stderr
     in_process = planned(magistral("train", str(TINY), "--dry-run").stdout)
     assert [line[:2] for line in planned(result.stdout)] == [line[:2] for line in in_process]
+
+
+def test_a_run_whose_trainers_stopped_as_asked_has_not_failed(monkeypatch, tmp_path):
+    def stopped(config, console):
+        trainer = Role("trainer-1", ("true",), tmp_path / "trainer-1.log")
+        raise RoleFailed(trainer, "ended with exit code 75", 0, STOPPED)
+
+    monkeypatch.setattr("megatron_magistral.cli.train", stopped)
+    result = magistral("train", str(TINY))
+    assert (result.exit_code, result.stdout) == (STOPPED, "")
+    assert result.stderr == "stopped as asked: `magistral resume` goes on from what is saved\n"
 
 
 @pytest.mark.distributed

@@ -1,5 +1,6 @@
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,16 @@ def test_a_config_that_changes_keeps_what_it_was(tmp_path):
     former = sorted(path.name for path in tmp_path.glob("config.*.yaml"))
     assert former == ["config.1.yaml", "config.2.yaml"]
     assert [(tmp_path / name).read_text() for name in former] == ["a", "b"]
+
+
+@pytest.mark.parametrize("broken", ["write_text", "rename", "replace"])
+def test_a_run_whose_config_cannot_be_replaced_still_has_one(tmp_path, monkeypatch, broken):
+    def fail(*arguments, **named):
+        raise OSError("no space left")
+
+    run = RunFolder(tmp_path)
+    run.config.write_text("a")
+    monkeypatch.setattr(Path, broken, fail)
+    with suppress(OSError):
+        run.replace_config("b")
+    assert run.config.read_text() in {"a", "b"}

@@ -136,12 +136,6 @@ def test_metrics_hold_every_step_once_and_only_finite_numbers(rl: Finished) -> N
         numbers = {key: value for key, value in row.items() if key != "stage"}
         assert all(math.isfinite(value) for value in numbers.values()), row
         assert row.keys() >= {
-            "reward_mean",
-            "reward_format",
-            "reward_correctness",
-            "reward_language",
-            "reward_length",
-            "completion_tokens_mean",
             "entropy",
             "loss",
             "grad_norm",
@@ -151,6 +145,16 @@ def test_metrics_hold_every_step_once_and_only_finite_numbers(rl: Finished) -> N
             "update_total_s",
         }
         assert row["skipped"] == 0.0
+        if "groups_taken" in row:  # a batch may have been graded whole before the step before it
+            assert row.keys() >= {
+                "reward_mean",
+                "reward_format",
+                "reward_correctness",
+                "reward_language",
+                "reward_length",
+                "completion_tokens_mean",
+            }
+    assert "groups_taken" in rows[0]
 
 
 def test_tensorboard_holds_the_same_numbers(rl: Finished) -> None:
@@ -158,7 +162,8 @@ def test_tensorboard_holds_the_same_numbers(rl: Finished) -> None:
     board.Reload()
     for key in ("reward_mean", "loss"):
         shown = {event.step: event.value for event in board.Scalars(f"rl/{key}")}
-        assert shown == pytest.approx({row["step"]: row[key] for row in rl.rows("rl")})
+        rows = {row["step"]: row[key] for row in rl.rows("rl") if key in row}
+        assert shown == pytest.approx(rows)
 
 
 def test_weights_reach_the_generator_before_the_first_prompt_and_after_every_step(

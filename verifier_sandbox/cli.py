@@ -41,7 +41,7 @@ _ANSWER_SUFFIXES = (".out", ".ans")
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _T = TypeVar("_T")
 
-NumSlots = Annotated[int | None, typer.Option(help="Programs at once [default: cores].")]
+NumSlots = Annotated[int | None, typer.Option(help="Programs at once; one a core if not given.")]
 
 
 @app.callback()
@@ -51,7 +51,9 @@ def _commands() -> None:
 
 @app.command()
 def serve(
-    socket: Annotated[Path | None, typer.Option(help="Listen on this unix socket.")] = None,
+    socket: Annotated[
+        Path | None, typer.Option(help="Listen on this unix socket, not host and port.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Listen on this address.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Listen on this port.")] = 8900,
     num_slots: NumSlots = None,
@@ -89,9 +91,9 @@ def run(
         Path | None,
         typer.Option(help="The .py or .cpp file of a checker `program` or `interactive`."),
     ] = None,
-    cpu_s: Annotated[float, typer.Option(help="CPU time of a test.")] = 4.0,
-    memory_mib: Annotated[int, typer.Option(help="Peak memory of a test.")] = 300,
-    num_slots: NumSlots = 1,
+    cpu_s: Annotated[float, typer.Option(help="CPU time of a test, seconds.")] = 4.0,
+    memory_mib: Annotated[int, typer.Option(help="Peak memory of a test, MiB.")] = 300,
+    num_slots: Annotated[int, typer.Option(help="Programs at once.")] = 1,
 ) -> None:
     """Judge one file on the tests of a directory; exit status 0 only if it passes them all, 1 if
     it does not, 2 for bad input, 3 where nothing can be judged."""
@@ -123,7 +125,9 @@ def run(
 @app.command()
 def selftest(
     num_slots: NumSlots = None,
-    no_slot_uids: Annotated[bool, typer.Option(help="As if CAP_SETUID were missing.")] = False,
+    no_slot_uids: Annotated[
+        bool, typer.Option("--no-slot-uids", help="As if CAP_SETUID were missing.")
+    ] = False,
 ) -> None:
     """Run the attack battery on this machine and print how well it is isolated."""
     _require_at_least(1, num_slots=num_slots)

@@ -25,6 +25,7 @@ from megatron_magistral.analysis.site_options import (
     AssumeOption,
     FromRunOption,
     GpuOption,
+    GpusPerNodeOption,
     LengthsOption,
     ModelOption,
     SiteError,
@@ -40,6 +41,25 @@ from megatron_magistral.trainer.layout import LayoutError
 
 BAD_INPUT = 2
 
+PromptTokens = Annotated[float | None, typer.Option(help="Mean length of prompts in tokens.")]
+VerifiersPerNode = Annotated[
+    int | None, typer.Option(min=1, help="Completions that a node grades at once.")
+]
+TrainTokensPerS = Annotated[
+    float | None, typer.Option(help="Measured, of all trainers together: tokens a second.")
+]
+UpdateS = Annotated[float | None, typer.Option(help="Measured: seconds of a weight update.")]
+PauseS = Annotated[
+    float | None, typer.Option(help="Of these, seconds for which generation is paused.")
+]
+DropShare = Annotated[
+    float | None,
+    typer.Option(min=0, max=0.99, help="Share of groups whose rewards are all equal."),
+]
+GeneratorSpeed = Annotated[
+    str | None, typer.Option(help="Measured, of one generator: CONCURRENCY:TOKENS_PER_S,...")
+]
+
 
 class ConfigFirst(TyperGroup):
     """A group in which `plan CONFIG ...` means `plan run CONFIG ...`."""
@@ -54,27 +74,22 @@ def plan_run(
     config_path: Annotated[Path, typer.Argument(metavar="CONFIG", help="A file of configs/.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=2, help="Divide so many between trainers and generators.")
+        int | None,
+        typer.Option(min=2, help="Try how to divide so many between trainers and generators."),
     ] = None,
-    stage: Annotated[int, typer.Option(min=0, help="Of rl.stages; 0 is the first.")] = 0,
+    stage: Annotated[int, typer.Option(min=0, help="Stage of RL: 0, or of rl.stages 1 on.")] = 0,
     model: ModelOption = None,
     gpu: GpuOption = "h100",
-    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
+    gpus_per_node: GpusPerNodeOption = 8,
     lengths: LengthsOption = None,
     from_run: FromRunOption = None,
-    prompt_tokens: Annotated[float | None, typer.Option(help="Mean length of prompts.")] = None,
-    drop_share: Annotated[
-        float | None, typer.Option(min=0, max=0.99, help="Of groups whose rewards are all equal.")
-    ] = None,
-    verifiers_per_node: Annotated[int | None, typer.Option(min=1)] = None,
-    generator_speed: Annotated[
-        str | None, typer.Option(help="Measured, of one: CONCURRENCY:TOKENS_PER_S,...")
-    ] = None,
-    train_tokens_per_s: Annotated[
-        float | None, typer.Option(help="Measured, of all trainers together.")
-    ] = None,
-    update_s: Annotated[float | None, typer.Option(help="Measured, of new weights.")] = None,
-    pause_s: Annotated[float | None, typer.Option(help="Measured, of that for generation.")] = None,
+    prompt_tokens: PromptTokens = None,
+    drop_share: DropShare = None,
+    verifiers_per_node: VerifiersPerNode = None,
+    generator_speed: GeneratorSpeed = None,
+    train_tokens_per_s: TrainTokensPerS = None,
+    update_s: UpdateS = None,
+    pause_s: PauseS = None,
     assume: AssumeOption = None,
     seed: Annotated[int, typer.Option(help="Of the simulated lengths.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write this file.")] = None,

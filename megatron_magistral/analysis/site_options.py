@@ -39,12 +39,14 @@ ASSUMED_PROMPT_TOKENS = 512.0
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", help="Of this shape, where model.path is not at hand: a preset or config.json."
+        "--model",
+        help=f"Reckon with this shape, not the config's: {', '.join(PRESETS)} or a config.json.",
     ),
 ]
 GpuOption = Annotated[str, typer.Option("--gpu", help=f"One of {', '.join(GPUS)}.")]
+GpusPerNodeOption = Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of a node.")]
 LengthsOption = Annotated[
-    str | None, typer.Option("--lengths", help=f"Of completions, in tokens: {FORMS}.")
+    str | None, typer.Option("--lengths", help=f"Lengths of completions in tokens: {FORMS}.")
 ]
 FromRunOption = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""`magistral data`: data from data."""
+"""`magistral data`: data from what runs have left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DEFAULTS = SelectionSettings()
 
 @app.callback()
 def data() -> None:
-    """Data from data."""
+    """Make data from what runs have left."""
 
 
 @app.command()
@@ -44,7 +44,10 @@ def traces(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an RL run.")],
     out: Annotated[Path, typer.Option(help="JSONL to write; `data.traces` of an SFT config.")],
     from_step: Annotated[
-        int | None, typer.Option(help="First step of the run [after a tenth of its steps].")
+        int | None,
+        typer.Option(
+            help="First step whose completions are used; without it, a tenth of the steps in."
+        ),
     ] = None,
     min_tokens: Annotated[
         int, typer.Option(help="Tokens of the shortest completion.")

@@ -49,7 +49,7 @@ class PeriodicEvaluation:
             self.outcomes[EvaluationOutcome.SKIPPED] += 1
             log.warning("version %d is not evaluated: an earlier one still is", version)
             return
-        self._task = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(self._run(version))
         self._task.add_done_callback(self._look)
 
     async def watch(self) -> None:
@@ -79,9 +79,11 @@ class PeriodicEvaluation:
         if not task.cancelled() and task.exception() is not None:
             self._has_failed.set()
 
-    async def _run(self) -> None:
+    async def _run(self, version: int) -> None:
         try:
             async with self._pool.pinned() as pin:
+                if pin.version != version:
+                    raise PinLost(f"version {version} had been replaced before it could be kept")
                 report = await self._evaluate(pin)
             self.outcomes[EvaluationOutcome.DONE] += 1
             self._record(pin.version, report)

@@ -90,6 +90,7 @@ class Controller:
         )
         self._metrics: MetricsWriter | None = None
         self._rollout_metrics: dict[str, float] = {}
+        self._graded_before: frozenset[int] = frozenset()  # by another process, and in no row yet
 
     async def run(self, host: str, port: int) -> None:
         """Serve trainers until all steps are done; raises what made that impossible."""
@@ -142,6 +143,7 @@ class Controller:
             ],
         )
         self._queue.outcomes.update(restored.outcomes)
+        self._graded_before = frozenset(group.ordinal for group, _ in restored.waiting)
         drop_last_rows(self._run.samples, lambda row: row["step"] >= step)
         if self._metrics is not None:
             self._metrics.close()
@@ -243,8 +245,8 @@ class Controller:
         await self._queue.set_limits(queue_limits(self._stages.config))
         is_repeated = self._queue.num_repeated > 0
         groups = await self._queue.take()
-        if is_repeated:  # this process has graded nothing for it
-            for group in groups:
+        for group in groups:
+            if is_repeated or group.ordinal in self._graded_before:
                 self._pipeline.stats.add(group.members, Outcome.TAKEN)
         await self._recorder.record_taken(Taken(step, tuple(group.ordinal for group in groups)))
         batch = make_batch(

@@ -106,6 +106,7 @@ class Desk:
         await self._begun.wait()
         self._begun.clear()
         self._awaited = self._start
+        self._close()  # what the start before this one had going may just have opened it
         self._step, self._handout = self._start.progress.next_step, Handout()
         return self._start.progress
 
@@ -200,18 +201,22 @@ class Desk:
     async def _share(self, request: web.Request) -> web.Response:
         step, rank = int(request.match_info["step"]), int(request.match_info["rank"])
         num_updates = int(request.query.get("updates", "0"))
-        if step < self._step:
-            raise web.HTTPConflict(text=f"step {step} is trained already")
+        self._check_open(step)
         try:
             async with asyncio.timeout(LONG_POLL_S):
                 await self._open_or_stopping()
                 async with self._turn:
                     # A rank may ask before another has acknowledged the step that both trained.
                     await self._turn.wait_for(lambda: self._step >= step)
+                self._check_open(step)  # a request of trainers that died meanwhile goes on
                 return await self._answer(self._handout, step, rank, num_updates)
         except TimeoutError:
             waiting_for = self._waiting_for().encode("ascii", "replace").decode()
             return web.Response(status=204, headers={WAITING_HEADER: waiting_for})
+
+    def _check_open(self, step: int) -> None:
+        if step < self._step:
+            raise web.HTTPConflict(text=f"step {step} is trained already")
 
     async def _open_or_stopping(self) -> None:
         while not (self._open.is_set() or self._stopping.is_set()):
@@ -258,9 +263,9 @@ class Desk:
 
     async def _trained(self, request: web.Request) -> web.Response:
         step = int(request.match_info["step"])
+        metrics = msgspec.json.decode(await request.read(), type=dict[str, float | None])
         if step != self._step:
             raise web.HTTPConflict(text=f"step {self._step} is being trained, not step {step}")
-        metrics = msgspec.json.decode(await request.read(), type=dict[str, float | None])
         # JSON knows no inf and no nan, which a step that was skipped may have for a loss.
         numbers = {name: math.nan if value is None else value for name, value in metrics.items()}
         try:
@@ -268,8 +273,8 @@ class Desk:
         except OSError as error:  # a disk that is full, most likely
             self._fail(error)
             raise
+        self._step, self._handout = step + 1, Handout()  # at once: trainers may begin anew
         async with self._turn:
-            self._step, self._handout = step + 1, Handout()
             self._turn.notify_all()
         self._look_whether_finished()
         return web.Response(status=204)

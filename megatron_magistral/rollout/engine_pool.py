@@ -35,6 +35,7 @@ from megatron_magistral.rollout.pool_parts import (
     PinLost,
     PoolSettings,
     announced_alone,
+    holds,
     restarted_elsewhere,
 )
 from megatron_magistral.types import Completion
@@ -94,9 +95,6 @@ class EnginePool:
     def is_open(self) -> bool:
         return self._gate.is_set()
 
-    async def wait_open(self) -> None:
-        await self._gate.wait()
-
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -153,7 +151,7 @@ class EnginePool:
             PinLost: fewer than two engines are healthy, so none can be spared.
         """
         assert self._pin is None, "one evaluation at a time"
-        await self._gate.wait()
+        await holds(self._gate)
         healthy = self._healthy()
         if len(healthy) < 2:
             raise PinLost(f"no engine to spare for version {self.version}: {self.describe()}")
@@ -258,7 +256,7 @@ class EnginePool:
     async def _usable(self) -> list[str]:
         try:
             async with asyncio.timeout(self._settings.wait_s):
-                await self._available.wait()
+                await holds(self._available)
         except TimeoutError:
             waited = f"no engine for {self._settings.wait_s:g} s"
             raise NoEngineLeft(f"{waited}: {self.describe()}") from None

@@ -79,13 +79,14 @@ class Journal:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        try:
-            self._write()
-            with contextlib.suppress(OSError):  # all is there; what damages it later shows
-                os.write(self._descriptor, FENCE)
-        finally:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        with self._compacting, self._writing:  # threads whose callers were cancelled go on
+            try:
+                self._write_frames()
+                with contextlib.suppress(OSError):  # all is there; what damages it later shows
+                    os.write(self._descriptor, FENCE)
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
 
     def append(self, event: Event) -> None:
         """It will be on the disk after the next `sync`, or at the end. Takes no time."""
@@ -98,12 +99,16 @@ class Journal:
     async def compact(self, kept: Callable[[], Collection[int]]) -> None:
         """Begin a segment; drop, from those before it, the content of all groups but `kept()`.
 
-        It is asked once those take no more events: it must count every group that was appended.
+        It is asked before and after. Kept is a group that leaves meanwhile, of which only this
+        process may know, and one that is admitted meanwhile, into a segment that is still open.
         """
+        before = kept()
         await asyncio.to_thread(self._write, True)
-        paths, ordinals = segments_of(self.folder)[:-1], kept()
-        for path in paths:
-            if path not in self._content or not self._content[path].issubset(ordinals):
+        ordinals = {*before, *kept()}
+        # The newest first: a process that dies between two leaves the beginning of what a group has
+        # in both, which can be replayed.
+        for path in segments_of(self.folder)[-2::-1]:
+            if path not in self._content or not self._content[path] <= ordinals:
                 self._content[path] = await asyncio.to_thread(self._compact, path, ordinals)
 
     def _compact(self, path: Path, kept: Collection[int]) -> set[int]:
@@ -113,13 +118,17 @@ class Journal:
     def _write(self, begin_segment: bool = False) -> None:
         """What was appended, from any thread; a write that was begun is always ended."""
         with self._writing:
-            frames = (self._frames.popleft() for _ in range(len(self._frames)))
-            self._unwritten = b"".join((self._unwritten, *frames))
-            if self._unwritten:
-                self._num_bytes += self._put(FENCE + self._unwritten)
-                self._unwritten = b""
-            if begin_segment or self._num_bytes > MAX_SEGMENT_BYTES:
+            self._write_frames()
+            is_full = begin_segment or self._num_bytes > MAX_SEGMENT_BYTES
+            if is_full and self._descriptor >= 0:
                 self._begin_segment()
+
+    def _write_frames(self) -> None:
+        frames = (self._frames.popleft() for _ in range(len(self._frames)))
+        self._unwritten = b"".join((self._unwritten, *frames))
+        if self._unwritten:
+            self._num_bytes += self._put(FENCE + self._unwritten)
+            self._unwritten = b""
 
     def _put(self, content: bytes) -> int:
         """Append all of it to the segment, or nothing; how many bytes. Raises JournalError."""
@@ -131,21 +140,27 @@ class Journal:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._num_bytes)
-            raise JournalError(f"{self._path()}: cannot be written: {error.strerror}") from error
+            what = f"{self._path(self._segment)}: cannot be written: {error.strerror}"
+            raise JournalError(what) from error
         return len(content)
 
     def _begin_segment(self) -> None:
+        """Raises JournalError; then the present segment goes on."""
+        numbers = [int(path.name.removesuffix(SUFFIX)) for path in segments_of(self.folder)]
+        number = max(numbers, default=-1) + 1
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        try:
+            descriptor = os.open(self._path(number), flags, 0o644)
+        except OSError as error:
+            what = f"{self._path(number)}: cannot be begun: {error.strerror}"
+            raise JournalError(what) from error
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        numbers = [int(path.name.removesuffix(SUFFIX)) for path in segments_of(self.folder)]
-        self._segment = max(numbers, default=-1) + 1
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        self._descriptor = os.open(self._path(), flags, 0o644)
-        self._num_bytes = 0
+        self._segment, self._descriptor, self._num_bytes = number, descriptor, 0
         _sync_folder(self.folder)
 
-    def _path(self) -> Path:
-        return self.folder / f"{self._segment:08d}{SUFFIX}"
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08d}{SUFFIX}"
 
 
 def frame(event: Event) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,12 @@ def announced_alone(
             on_tokens(new)
 
     return arrived
+
+
+async def holds(condition: asyncio.Event) -> None:
+    """Returns as soon as it is set, and while it is: it may be over before who waited runs."""
+    while not condition.is_set():
+        await condition.wait()
 
 
 async def restarted_elsewhere(name: str) -> None:

@@ -14,11 +14,12 @@ Exit code 2 for what the user can put right, 75 for "start me again", 1 for a fa
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
@@ -39,6 +40,8 @@ from megatron_magistral.slurm.plan import RoleName, read_plan
 from megatron_magistral.slurm.role import SERVICES, Context, task_role
 from megatron_magistral.trainer.checkpoint_files import CheckpointError
 
+P = ParamSpec("P")
+
 BAD_INPUT = 2
 FAILED = 1
 _EXIT_CODES = {Verdict.DONE: 0, Verdict.REQUEUE: STOPPED, Verdict.FAIL: FAILED}
@@ -47,7 +50,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 RunPath = Annotated[Path, typer.Option("--run", help="The run folder, on a shared filesystem.")]
 
-TimeoutS = Annotated[float, typer.Option("--timeout-s", help="For the addresses of others.")]
+TimeoutS = Annotated[
+    float, typer.Option("--timeout-s", help="Longest wait for the addresses of others, seconds.")
+]
 
 
 @app.callback()
@@ -56,14 +61,28 @@ def _commands() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
 
+def _attempted(command: Callable[P, None]) -> Callable[P, None]:
+    """What ends the command early, as where there is no job, is a line in the job's log."""
+
+    @functools.wraps(command)
+    def attempt(*arguments: P.args, **named: P.kwargs) -> None:
+        _attempt(command.__name__, lambda: command(*arguments, **named))
+
+    return attempt
+
+
 @app.command("begin")
 def begin_command(
     config_path: Annotated[Path, typer.Argument(help="A file of configs/.")],
     run_path: RunPath,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
-    min_time_s: Annotated[float, typer.Option(help="The time limit must leave so much.")] = 1200.0,
+    min_time_s: Annotated[
+        float, typer.Option(help="The time limit must leave so many seconds.")
+    ] = 1200.0,
     allow_changes: Annotated[bool, typer.Option(help="Go on with a changed config.")] = False,
-    owner_state: Annotated[str, typer.Option(help="Of the job that had the run folder.")] = "",
+    owner_state: Annotated[
+        str, typer.Option(help="SLURM's state of the job that had the run folder.")
+    ] = "",
 ) -> None:
     """On the first node: refuse what cannot run, plan who runs where."""
 
@@ -87,6 +106,7 @@ def begin_command(
 
 
 @app.command()
+@_attempted
 def stages(run_path: RunPath) -> None:
     """The stages that are left, a line each."""
     run = RunFolder(run_path.resolve())
@@ -95,9 +115,10 @@ def stages(run_path: RunPath) -> None:
 
 
 @app.command()
+@_attempted
 def node(run_path: RunPath) -> None:
     """Preflight of the node that this runs on."""
-    name = os.environ["SLURMD_NODENAME"]
+    name = _variable("SLURMD_NODENAME")
     run = RunFolder(run_path.resolve())
     try:
         plan = read_plan(run, read_job(os.environ).attempt)
@@ -110,6 +131,7 @@ def node(run_path: RunPath) -> None:
 
 
 @app.command("compare")
+@_attempted
 def compare_command(run_path: RunPath) -> None:
     """Whether the nodes agree on what must be the same everywhere."""
     run, job = RunFolder(run_path.resolve()), read_job(os.environ)
@@ -124,13 +146,12 @@ def links(run_path: RunPath, timeout_s: TimeoutS = 60.0) -> None:
     # torch takes seconds and memory that no other command needs.
     from megatron_magistral.slurm.links import LinkError, check_links, clock_problems
 
-    run, job = RunFolder(run_path.resolve()), read_job(os.environ)
-    plan = read_plan(run, job.attempt)
-    rank = int(os.environ["SLURM_PROCID"])
-    nodes = [node for node in plan.nodes for _ in range(plan.places_per_node)]
-    book, host = AddressBook(run, plan, "links"), own_address(os.environ)
-
     def work() -> None:
+        run, job = RunFolder(run_path.resolve()), read_job(os.environ)
+        plan = read_plan(run, job.attempt)
+        rank = int(_variable("SLURM_PROCID"))
+        nodes = [node for node in plan.nodes for _ in range(plan.places_per_node)]
+        book, host = AddressBook(run, plan, "links"), own_address(os.environ)
         address, port = book.rendezvous(rank, host, timeout_s)
         result = check_links(rank, nodes, rank % plan.places_per_node, address, port)
         if rank == 0:
@@ -145,8 +166,9 @@ def links(run_path: RunPath, timeout_s: TimeoutS = 60.0) -> None:
 
 
 @app.command("role")
+@_attempted
 def role_command(
-    name: Annotated[RoleName, typer.Argument()],
+    name: Annotated[RoleName, typer.Argument(help="What this task is.")],
     run_path: RunPath,
     stage: Annotated[Stage, typer.Option(help="The stage that the role has a part in.")],
     timeout_s: TimeoutS = 300.0,
@@ -164,7 +186,7 @@ def role_command(
         timeout_s=timeout_s,
         environment=os.environ,
     )
-    index = int(os.environ["SLURM_PROCID"])
+    index = int(_variable("SLURM_PROCID"))
 
     def work() -> None:
         role = task_role(name, index, context)
@@ -174,16 +196,22 @@ def role_command(
 
 
 @app.command("stage-done")
-def stage_done(run_path: RunPath, stage: Annotated[Stage, typer.Argument()]) -> None:
+@_attempted
+def stage_done(
+    run_path: RunPath, stage: Annotated[Stage, typer.Argument(help="What has ended well.")]
+) -> None:
     """The stage is not to be repeated."""
     RunFolder(run_path.resolve()).mark_finished(stage)
 
 
 @app.command("end")
+@_attempted
 def end_command(
     run_path: RunPath,
-    code: Annotated[int, typer.Option(help="What the attempt ended with.")],
-    max_requeues: Annotated[int, typer.Option(help="After failures.")] = 20,
+    code: Annotated[int, typer.Option(help="Exit code of the attempt.")],
+    max_requeues: Annotated[
+        int, typer.Option(help="Restarts of the job after which a failure ends it.")
+    ] = 20,
 ) -> None:
     """What becomes of the job: exit code 0 if it is done, 75 if it is to be requeued."""
     run, job = RunFolder(run_path.resolve()), read_job(os.environ)
@@ -240,8 +268,17 @@ def _attempt(who: str, work: Callable[[], object]) -> None:
         *(JobError, PlacementError, Refused, RunBusy),
     ) as error:
         _refuse(f"{who}: {error}")
+    except FileNotFoundError as error:
+        _refuse(f"{who}: {error.filename}: is not there")
     except Stopped as stopped:
         raise typer.Exit(SIGNAL_BASE + stopped.signal) from stopped
+
+
+def _variable(name: str) -> str:
+    """Of a task of srun. Raises JobError."""
+    if name not in os.environ:
+        raise JobError(f"{name} is not set: srun sets it")
+    return os.environ[name]
 
 
 def _refuse(message: str) -> NoReturn:

@@ -172,8 +172,9 @@ class CheckpointFolder:
     def prune(self, keep_last: int, keep_multiples_of: int) -> None:
         """Deletes the checkpoints that the policy does not keep; never the latest, the
         best or the one that is held."""
-        steps, best = self.steps(), self.best()
-        kept = {self.latest(), self.held(), best.step if best else None}
+        steps, held = self.steps(), self.held()
+        best = self.best()  # after what is held: what is the best is released after it was named
+        kept = {self.latest(), held, best.step if best else None}
         for step in set(steps) - retained(steps, keep_last, keep_multiples_of) - kept:
             doomed = self._marked(_Mark.DELETING, step)
             self.path(step).rename(doomed)
@@ -212,10 +213,11 @@ class CheckpointFolder:
         completed but not yet named becomes the latest. Returns the names of what was deleted."""
         if not self.root.is_dir():
             return []
+        others = {f"{_Mark.SAVING}{name}" for name in (BEST, HELD)}  # who evaluates lives on
         leftovers = [
             path
             for path in sorted(self.root.iterdir())
-            if path.name.startswith((_Mark.SAVING, _Mark.DELETING))
+            if path.name.startswith((_Mark.SAVING, _Mark.DELETING)) and path.name not in others
         ]
         for path in leftovers:
             if path.is_dir():

@@ -100,6 +100,22 @@ def test_a_version_that_is_due_during_an_evaluation_is_skipped_and_counted():
     run(scenario)
 
 
+def test_no_other_version_is_evaluated_than_the_one_that_was_due():
+    """The next update begins before an engine can be told to keep it."""
+
+    async def scenario():
+        bench = Bench([ready("e0"), ready("e1")])
+        bench.update(2)
+        bench.pool.close_gate(3)
+        await settle()
+        bench.update(3)
+        await bench.periodic.finish()
+        assert bench.recorded == []
+        assert bench.periodic.outcomes == {EvaluationOutcome.LOST: 1}
+
+    run(scenario)
+
+
 def test_an_engine_that_breaks_loses_the_evaluation_and_not_the_run():
     async def scenario():
         engines = [Engine("e0"), Engine("e1")]

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from megatron_magistral.config import Config
 from megatron_magistral.config_file import load
-from megatron_magistral.rollout import desk
+from megatron_magistral.rollout import desk, recorder
 from megatron_magistral.rollout.controller import Controller
 from megatron_magistral.rollout.engine import EngineControl, EngineError, server_name
 from megatron_magistral.rollout.engine_pool import EnginePool, PoolSettings
@@ -177,6 +177,7 @@ def control(root: Path, num_steps: int, port: int, engines: list[str], verifier:
     logging.basicConfig(filename=root / "controller.log", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     desk.REPUBLISH_PAUSE_S = 0.1
+    recorder.TIDY_S = 0.05  # so that many a kill meets it
     asyncio.run(_control(RunFolder(root), config_of(num_steps), port, engines, verifier))
 
 

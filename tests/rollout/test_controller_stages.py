@@ -145,8 +145,23 @@ def tokenizer():
     return build_tokenizer([problem.statement for problem in EASY], 300)
 
 
-def run_until(tokenizer: Any, root: Path, first: int, end: int) -> Ran:
-    """A controller from `first` on, which is ended after step `end` - 1."""
+class SilentEngine(InstantEngine):
+    """Never answers."""
+
+    async def generate(self, *arguments, **named):
+        await asyncio.Event().wait()
+
+
+def run_until(
+    tokenizer: Any,
+    root: Path,
+    first: int,
+    end: int,
+    engine: InstantEngine | None = None,
+    num_waiting: int = 0,
+) -> Ran:
+    """A controller from `first` on, which is ended after step `end` - 1, once so many completions
+    wait in its queue."""
 
     async def scenario() -> Ran:
         run = RunFolder(root)
@@ -155,7 +170,7 @@ def run_until(tokenizer: Any, root: Path, first: int, end: int) -> Ran:
         controller = Controller(
             CONFIG,
             run,
-            EnginePool([InstantEngine()]),
+            EnginePool([engine or InstantEngine()]),
             ran.graders[0],
             tokenizer,
             "{problem}",
@@ -169,6 +184,8 @@ def run_until(tokenizer: Any, root: Path, first: int, end: int) -> Ran:
         if serving.done():
             serving.result()
         await training
+        while controller._queue.num_waiting < num_waiting:
+            await asyncio.sleep(0.01)
         if end < NUM_STEPS:
             serving.cancel()
         with suppress(asyncio.CancelledError):
@@ -228,3 +245,11 @@ def test_a_controller_that_was_ended_goes_on_in_its_stage(
     first_of_later = min(3, goes_on_from) if ended_after > 3 else 3
     budgets = [row["kv_budget_tokens"] for row in read_rows(after.run.metrics)]
     assert budgets == [600] * first_of_later + [200] * (NUM_STEPS - first_of_later)
+
+
+def test_rewards_of_groups_that_an_earlier_controller_graded_are_in_the_row_of_their_step(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    run_until(tokenizer, tmp_path, 0, 1, num_waiting=8)
+    after = run_until(tokenizer, tmp_path, 1, 2, SilentEngine())
+    assert [row["reward_mean"] for row in read_rows(after.run.metrics)] == [0.5, 0.5]

@@ -102,6 +102,43 @@ def test_a_rank_may_ask_for_the_next_step_before_another_acknowledged_this_one()
     assert with_desk(client)[0] == 1
 
 
+def test_a_request_that_its_step_has_overtaken_makes_no_batch_of_the_next():
+    """Of trainers that were killed while they waited: it goes on beside those of the new ones."""
+    made = []
+
+    async def next_batch(step):
+        made.append(step)
+        return await two_group_batch(step)
+
+    async def scenario():
+        desk = Desk(EnginePool([]), next_batch, lambda *row: None, 2)
+        has_arrived, may_go_on = asyncio.Event(), asyncio.Event()
+        wait = desk._open_or_stopping
+
+        async def wait_long():
+            has_arrived.set()
+            await may_go_on.wait()
+
+        (port,) = free_ports(1)
+        async with desk.serve("127.0.0.1", port):
+            desk.open()
+            feed = Feed(f"http://127.0.0.1:{port}", batch_timeout_s=10)
+            desk._open_or_stopping = wait_long
+            late = asyncio.create_task(asyncio.to_thread(feed.pull, 0, 0))
+            await has_arrived.wait()
+            desk._open_or_stopping = wait
+            await asyncio.to_thread(feed.pull, 0, 0)
+            await asyncio.to_thread(feed.acknowledge, 0, {})
+            may_go_on.set()
+            with pytest.raises(FeedError, match="step 0 is trained already"):
+                await late
+            await asyncio.to_thread(feed.pull, 1, 0)
+            feed.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert made == [0, 1]
+
+
 def test_requests_wait_while_weights_change():
     def client(feed, desk, pool):
         feed.end_update(3)
@@ -248,6 +285,29 @@ def test_a_start_that_takes_long_is_asked_for_again_and_happens_once(monkeypatch
             return desk._begun.is_set()
 
     assert asyncio.run(asyncio.wait_for(scenario(), 30)) is False
+
+
+def test_what_is_opened_for_trainers_that_are_gone_is_closed_to_the_new_ones(monkeypatch):
+    monkeypatch.setattr("megatron_magistral.rollout.desk.LONG_POLL_S", 0.02)
+
+    async def scenario():
+        desk = Desk(EnginePool([]), two_group_batch, lambda *row: None, 9)
+        (port,) = free_ports(1)
+        async with desk.serve("127.0.0.1", port):
+            feed = Feed(f"http://127.0.0.1:{port}", batch_timeout_s=10)
+            for step in (5, 4):
+                starting = asyncio.create_task(asyncio.to_thread(feed.start, Progress(step)))
+                await desk._begun.wait()
+                desk.open()
+                await desk.started()
+                desk.go_on()
+                await starting
+            feed._batch_timeout_s = 0.1
+            with pytest.raises(FeedError, match="no batch for step 4"):
+                await asyncio.to_thread(feed.pull, 4, 0)
+            feed.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
 # --- what ranks are told instead of a batch ----------------------------------------------------

@@ -132,6 +132,27 @@ def test_no_request_shares_a_cache_salt_with_requests_of_older_weights():
     run(scenario)
 
 
+@pytest.mark.parametrize("over", ["weights change again", "no engine serves any more"])
+def test_a_request_waits_on_if_what_it_waited_for_is_over_before_it_runs(over):
+    async def scenario():
+        engine = ready()
+        pool = EnginePool([engine])
+        waiting = asyncio.create_task(pool.generate([1], SAMPLING))
+        await settle()
+        serve(pool, [engine], 0)
+        if over == "weights change again":
+            pool.close_gate(1)
+        else:
+            serve(pool, [], 1)
+        await settle()
+        assert engine.salts == [] and not waiting.done()
+        serve(pool, [engine], 1)
+        await waiting
+        await pool.close()
+
+    run(scenario)
+
+
 def test_requests_wait_for_the_first_weights_and_while_weights_change():
     async def scenario():
         engine = ready()

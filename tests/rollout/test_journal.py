@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from megatron_magistral.rollout.journal import (
     read_journal,
     segments_of,
 )
-from megatron_magistral.rollout.ledger import Ledger
+from megatron_magistral.rollout.ledger import Ledger, Restored
 from tests.rollout.histories import PROBLEMS, History
 
 EVENTS = list(History(seed=0).events(400))
@@ -205,6 +206,40 @@ def test_a_disk_that_takes_no_more_is_an_error_that_says_where(tmp_path):
         asyncio.run(scenario())
 
 
+def test_a_segment_that_cannot_be_begun_is_an_error_and_the_one_before_goes_on(
+    tmp_path, monkeypatch
+):
+    real, is_full = os.open, False
+
+    def full(path, flags: int, mode: int = 0o777) -> int:
+        if is_full and flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, mode)
+
+    async def scenario() -> None:
+        nonlocal is_full
+        with Journal(tmp_path) as journal:
+            journal.append(EVENTS[0])
+            is_full = True
+            with pytest.raises(JournalError, match=r"00000001.events: .* No space left"):
+                await journal.compact(set)
+            is_full = False
+            journal.append(EVENTS[1])
+
+    monkeypatch.setattr(module.os, "open", full)
+    asyncio.run(scenario())
+    assert list(read_journal(tmp_path)) == EVENTS[:2]
+    assert len(segments_of(tmp_path)) == 1
+
+
+def test_a_write_that_comes_after_the_end_begins_no_segment(tmp_path):
+    """Of a thread that waited for its turn when its caller was cancelled."""
+    with Journal(tmp_path) as journal:
+        journal.append(EVENTS[0])
+    journal._write(begin_segment=True)
+    assert len(segments_of(tmp_path)) == 1
+
+
 def test_a_segment_does_not_grow_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_SEGMENT_BYTES", 2000)
 
@@ -251,9 +286,7 @@ def test_what_was_compacted_says_the_same_of_the_groups_that_are_kept(tmp_path):
     write(tmp_path, EVENTS)
     num_steps = sum(isinstance(event, Trained) for event in EVENTS)
     before = restored(tmp_path, num_steps)
-    kept = {g.ordinal for g, _ in before.waiting} | {g.ordinal for g in before.unfinished}
-    kept |= {group.ordinal for batch in before.repeated for group in batch()}
-    compact(tmp_path, kept)
+    compact(tmp_path, needed(before))
     after = restored(tmp_path, num_steps)
     assert after.how is before.how
     assert (after.waiting, after.unfinished) == (before.waiting, before.unfinished)
@@ -267,6 +300,34 @@ def test_a_compaction_that_was_killed_leaves_everything_readable(tmp_path):
     write(tmp_path, [])
     assert not draft.exists()
     assert list(read_journal(tmp_path)) == EVENTS
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("num_compacted", range(4))
+def test_a_compaction_that_was_killed_between_two_segments_changes_nothing(
+    tmp_path, monkeypatch, num_compacted
+):
+    """Groups have their tokens in several of them."""
+    write(tmp_path, EVENTS[:100], EVENTS[100:200], EVENTS[200:300], EVENTS[300:])
+    num_steps = sum(isinstance(event, Trained) for event in EVENTS)
+    before = restored(tmp_path, num_steps)
+    left = iter(range(num_compacted))
+    real = module._compact
+
+    def killed(path: Path, kept: Collection[int]) -> set[int]:
+        if next(left, None) is None:
+            raise Killed
+        return real(path, kept)
+
+    monkeypatch.setattr(module, "_compact", killed)
+    with pytest.raises(Killed):
+        compact(tmp_path, needed(before))
+    after = restored(tmp_path, num_steps)
+    assert (after.waiting, after.unfinished) == (before.waiting, before.unfinished)
+    assert (after.next_ordinal, after.outcomes) == (before.next_ordinal, before.outcomes)
 
 
 def test_segments_in_which_nothing_can_go_are_left_alone(tmp_path):
@@ -284,8 +345,15 @@ def test_segments_in_which_nothing_can_go_are_left_alone(tmp_path):
     asyncio.run(scenario())
 
 
-def restored(folder: Path, step: int):
+def restored(folder: Path, step: int) -> Restored:
     ledger = Ledger()
     for event in read_journal(folder):
         ledger.apply(event)
     return ledger.restore(step, PROBLEMS)
+
+
+def needed(restored: Restored) -> set[int]:
+    """The groups of which a resume from there needs the content."""
+    waiting = {group.ordinal for group, _ in restored.waiting}
+    unfinished = {group.ordinal for group in restored.unfinished}
+    return waiting | unfinished | {g.ordinal for batch in restored.repeated for g in batch()}

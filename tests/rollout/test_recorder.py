@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from megatron_magistral.rollout import journal as journal_module
 from megatron_magistral.rollout.audit import audit
 from megatron_magistral.rollout.events import (
     AnyEvent,
@@ -116,6 +118,53 @@ def test_what_is_recorded_while_it_tidies_up_keeps_its_content(tmp_path, checkpo
     )
     assert [b() for b in found.repeated] == [b() for b in expected.repeated]
     assert (found.waiting, found.unfinished) == (expected.waiting, expected.unfinished)
+
+
+def test_a_group_that_leaves_while_it_tidies_up_is_there_if_nobody_else_learns_of_it(
+    tmp_path, checkpoints, monkeypatch
+):
+    """The process is killed before it has written that the group left."""
+    saved = next(i for i, e in enumerate(EVENTS) if isinstance(e, Trained) and e.step == 3 * EVERY)
+    last = 1 + next(i for i, e in enumerate(EVENTS) if i > saved and is_drop(e))
+    dropped = EVENTS[last - 1].ordinal
+    split = 1 + max(saved, next(i for i in range(last) if has_tokens(EVENTS[i], dropped)))
+    is_closed, may_go_on = threading.Event(), threading.Event()
+
+    def slow(folder: Path) -> None:
+        is_closed.set()
+        assert may_go_on.wait(60)
+
+    async def scenario() -> None:
+        recorder = Recorder(Journal(tmp_path / "journal"), checkpoints, KEEP_LAST).__enter__()
+        await recorder.restore(0, PROBLEMS)
+        for event in EVENTS[:split]:
+            recorder.record(event)
+        for step in (2 * EVERY, 3 * EVERY):
+            checkpoints.begin(step)
+            checkpoints.commit(step, SavedState(Progress(step), {}, {}), {})
+        recorder._append_tokens()
+        monkeypatch.setattr(journal_module, "_sync_folder", slow)
+        tidying = asyncio.create_task(recorder.tidy())
+        assert await asyncio.to_thread(is_closed.wait, 60)
+        for event in EVENTS[split:last]:
+            recorder.record(event)
+        may_go_on.set()
+        await tidying
+
+    asyncio.run(scenario())
+    ledger = Ledger()
+    for event in EVENTS[:split]:
+        ledger.apply(event)
+    found = resume(tmp_path / "journal", checkpoints, 3 * EVERY)
+    assert found.unfinished == ledger.restore(3 * EVERY, PROBLEMS).unfinished
+
+
+def is_drop(event: AnyEvent) -> bool:
+    return isinstance(event, Closed) and event.outcome is Outcome.DROPPED
+
+
+def has_tokens(event: AnyEvent, ordinal: int) -> bool:
+    return isinstance(event, Sampled) and event.ordinal == ordinal
 
 
 def test_tokens_that_no_resume_needs_are_gone_and_the_audit_still_knows_all(tmp_path, checkpoints):

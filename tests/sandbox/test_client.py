@@ -180,11 +180,11 @@ def test_while_every_node_is_down_requests_wait_and_none_is_masked():
     async def main():
         node = Node(crashes)
         async with serving(node):
-            options = {"breaker_faults": 1, "breaker_pause_s": 0.05, "max_attempts": 3}
-            client = VerifierClient([node.address], timeout_s=0.3, **options)
+            options = {"breaker_faults": 1, "breaker_pause_s": 1.0, "max_attempts": 1}
+            client = VerifierClient([node.address], **options)
             first = await client.judge(request("print(0)"))
             jobs = [asyncio.create_task(client.judge(request(f"print({i})"))) for i in range(20)]
-            await asyncio.sleep(0.02)  # its breaker is open: they wait
+            await asyncio.sleep(0.05)  # its breaker is open: they wait
             node.behaviour = accepts
             results = await asyncio.gather(*jobs)
             await client.close()
@@ -193,7 +193,7 @@ def test_while_every_node_is_down_requests_wait_and_none_is_masked():
     first, results, metrics = asyncio.run(main())
     assert first.verdict is Verdict.INFRASTRUCTURE
     assert [result.verdict for result in results] == [Verdict.OK] * 20
-    assert (metrics["verifier_faults_total"], metrics["verifiers_closed"]) == (3, 1)
+    assert (metrics["verifier_faults_total"], metrics["verifiers_closed"]) == (1, 1)
 
 
 def test_an_outage_without_end_is_an_error_that_names_every_node():

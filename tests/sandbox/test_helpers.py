@@ -1,10 +1,15 @@
 """Checker programs and interactors: what they decide, and what no submission can make of them."""
 
+import asyncio
+import os
+import signal
+import time
 from typing import Any
 
 import pytest
 
 from tests.sandbox.conftest import request
+from tests.sandbox.test_load import children
 from verifier_sandbox.jail.wire import Profile
 from verifier_sandbox.judge.helpers import fault_of
 from verifier_sandbox.judge.job import helper_limits, program_limits
@@ -186,6 +191,36 @@ def test_interactive_problem(bench, language, source, verdict):
         request(source, [("", "617")], language=language, checker=checker, limits=limits)
     )
     assert result.verdict is verdict, result.detail
+
+
+def stop_zygote_of_pair(bench) -> int:
+    """Its pid, once both programs of a pair run below it: it learns of no end before it goes on."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for slot in bench.service.pool._slots:
+            for zygote, _ in children(slot.launcher.pid):
+                if len(children(zygote)) == 2:
+                    os.kill(zygote, signal.SIGSTOP)
+                    return zygote
+    raise AssertionError("no pair was started")
+
+
+def test_a_crash_is_told_from_a_rejection_however_late_the_ends_are_seen(bench):
+    checker = Checker(kind="interactive", program=Program(language="python", source=GUESS))
+    bench.judge(request(BISECT_PY, [("", "617")], checker=checker))  # the interactor's trial
+    crash = request("import time\ntime.sleep(1)\n1/0", [("", "617")], checker=checker)
+
+    async def judge_with_a_late_zygote():
+        judging = asyncio.create_task(bench.service.judge.judge(crash))
+        zygote = await asyncio.to_thread(stop_zygote_of_pair, bench)
+        try:
+            await asyncio.sleep(2)  # both end, if they can
+        finally:
+            os.kill(zygote, signal.SIGCONT)
+        return await judging
+
+    result = bench.await_(judge_with_a_late_zygote())
+    assert result.verdict is Verdict.RUNTIME_ERROR, result.detail
 
 
 GUESS_CPP = """

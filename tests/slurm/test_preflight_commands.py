@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from megatron_magistral.config_file import dump, load
 from megatron_magistral.data.tokenizer import build_tokenizer
 from megatron_magistral.run_folder import RunFolder
+from megatron_magistral.slurm.cli import app
 from tests.slurm.jobs import MICRO, planned_run
 from tests.test_bad_input import model as made_model
 
@@ -115,6 +117,27 @@ def test_a_model_that_lacks_a_file_on_one_node_is_found_by_comparing(
     code, said = nodes.call("n0", "compare")
     assert code == 2
     assert "model is" in said and "of 2 nodes" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("stages",), "stages: {run}/config.yaml: cannot be read: No such file or directory"),
+        (("node",), "node: SLURMD_NODENAME is not set: srun sets it"),
+        (("links",), "links: MAGISTRAL_PLACES_PER_NODE is not set: submit with --ntasks-per-node"),
+        (("stage-done", "rl"), "stage_done: {run}/finished: is not there"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_where_there_is_no_job_a_command_says_what_is_missing(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURMD_NODENAME", "MAGISTRAL_PLACES_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    run = tmp_path / "run"
+    result = CliRunner().invoke(app, [*arguments, "--run", str(run)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == said.format(run=run) + "\n"
 
 
 def test_a_run_folder_that_one_node_does_not_see_is_named(nodes: Nodes, tmp_path: Path) -> None:

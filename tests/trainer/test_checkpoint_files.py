@@ -264,6 +264,42 @@ def test_one_that_is_being_evaluated_is_kept_until_it_is_released(folder):
     assert (folder.steps(), folder.held()) == ([40], None)
 
 
+@pytest.mark.parametrize("meanwhile", ["held", "best"])
+def test_an_evaluation_that_ends_while_checkpoints_are_pruned_keeps_the_best(
+    folder, monkeypatch, meanwhile
+):
+    """Another process names the best and releases what it held, after one of both was read."""
+    for step in (10, 20, 30):
+        write(folder, step)
+    folder.hold(10)
+    read = getattr(folder, meanwhile)
+
+    def overtaken():
+        found = read()
+        CheckpointFolder(folder.root).offer_best(Best(10, "pass_at_1", 0.5))
+        CheckpointFolder(folder.root).release()
+        return found
+
+    monkeypatch.setattr(folder, meanwhile, overtaken)
+    folder.prune(keep_last=1, keep_multiples_of=0)
+    assert folder.steps() == [10, 30]
+
+
+def test_trainers_that_recover_leave_alone_what_the_evaluation_is_writing(folder, monkeypatch):
+    """It belongs to another process, which lives on when trainers begin anew."""
+    write(folder, 10)
+    replace = Path.replace
+
+    def overtaken(draft: Path, target: Path) -> Path:
+        CheckpointFolder(folder.root).recover()
+        return replace(draft, target)
+
+    monkeypatch.setattr(Path, "replace", overtaken)
+    folder.hold(10)
+    folder.offer_best(Best(10, "pass_at_1", 0.5))
+    assert (folder.held(), folder.best()) == (10, Best(10, "pass_at_1", 0.5))
+
+
 def test_going_back_releases_what_is_set_aside_and_nothing_else(folder):
     for step in (10, 20, 30):
         write(folder, step)

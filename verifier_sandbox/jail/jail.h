@@ -58,6 +58,7 @@ struct child {
     struct result *result;
     int stdin_fd, stdout_fd, aux_fd[NUM_AUX], program_fd; /* -1: absent */
     int counts_output; /* stdout is a file whose size is limited */
+    int talks; /* its stdin and stdout are pipes to another child, and ours to close */
     char **argv, **environment; /* compiler only */
     pid_t pid; /* 0: not yet known (zygote) */
     int pidfd;
@@ -82,6 +83,7 @@ int start_by_zygote(struct child *child, uint32_t id);
 void supervise(struct child *children, int num_children);
 void await_start(struct child *children, int num_children, const struct child *child);
 void fail_start(struct child *child, int stage, int error);
+void hang_up(struct child *child);
 
 /* run.c */
 void run_test(const struct request *, const struct test *, const int *fds, struct result *);

@@ -110,13 +110,15 @@ static int start(struct child *child, uint32_t id)
 }
 
 /* Two programs talk over crossed pipes; the first is the submission, the second the interactor. */
-static void cross_pipes(struct child *children, int pipes[2][2])
+static void cross_pipes(struct child *children)
 {
-    if (pipe2(pipes[0], O_CLOEXEC) < 0 || pipe2(pipes[1], O_CLOEXEC) < 0)
-        die("pipe");
     for (int i = 0; i < 2; i++) {
-        children[i].stdout_fd = pipes[i][1];
-        children[1 - i].stdin_fd = pipes[i][0];
+        int ends[2];
+        if (pipe2(ends, O_CLOEXEC) < 0)
+            die("pipe");
+        children[i].stdout_fd = ends[1];
+        children[1 - i].stdin_fd = ends[0];
+        children[i].talks = 1;
     }
 }
 
@@ -141,7 +143,6 @@ void run_test(const struct request *request, const struct test *test, const int 
 {
     struct child children[MAX_PROGRAMS];
     int count = request->num_programs, last = count - 1, blob = fds[count], aux[NUM_AUX];
-    int pipes[2][2] = {{-1, -1}, {-1, -1}};
     int input = sealed_copy(blob, &test->input);
     empty_output();
     for (int i = 0; i < NUM_AUX; i++)
@@ -153,12 +154,11 @@ void run_test(const struct request *request, const struct test *test, const int 
             .counts_output = count == 1, .pidfd = -1,
             .aux_fd = {i == last ? aux[0] : -1, i == last ? aux[1] : -1}};
     if (count == 2)
-        cross_pipes(children, pipes);
+        cross_pipes(children);
     start_all(children, count);
-    for (int i = 0; i < 2; i++) /* or nobody would see the end of the other's output */
-        for (int j = 0; j < 2; j++)
-            close_fd(&pipes[i][j]);
     supervise(children, count);
+    for (int i = 0; i < count; i++)
+        hang_up(&children[i]);
     close_fd(&input);
     for (int i = 0; i < NUM_AUX; i++)
         close_fd(&aux[i]);

@@ -126,8 +126,21 @@ static void kill_child(struct child *child, int why)
         kill(-child->pid, SIGKILL); /* cc1plus, as and ld share the driver's group */
 }
 
+/* We hold a child's ends of the pipes until we know of its end: only then does the other one see an
+ * end of file or a broken pipe. So whoever ended because the other did is the second for us too,
+ * however late we look. */
+void hang_up(struct child *child)
+{
+    if (!child->talks)
+        return;
+    close(child->stdin_fd);
+    close(child->stdout_fd);
+    child->talks = 0;
+}
+
 void fail_start(struct child *child, int stage, int error)
 {
+    hang_up(child);
     child->live = 0;
     child->result->outcome = START_FAILED;
     child->result->stage = stage;
@@ -211,6 +224,7 @@ static void judge_end(struct child *child, int status, uint64_t cpu_ns, uint64_t
     child->live = 0;
     result->cpu_ns = cpu_ns;
     result->ended_ns = now_ns();
+    hang_up(child);
     result->wall_ns = result->ended_ns - child->started_ns;
     if (peak_bytes > result->peak_bytes)
         result->peak_bytes = peak_bytes;
