@@ -49,6 +49,22 @@ class WireDtype(StrEnum):
     FLOAT32 = "float32"
 
 
+Plan = Annotated[PlanKind, typer.Option(help="Who gets what, as rl.weight_plan.")]
+ExpectedGbS = Annotated[
+    float | None,
+    typer.Option(min=0, help="With --preflight: GB/s below which a link between hosts is slow."),
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", help="With --sweep: draw it; .svg or .png.")
+]
+LimitS = Annotated[
+    float, typer.Option(min=1, help="Seconds after which no further setting is begun.")
+]
+Sweeps = Annotated[
+    bool, typer.Option("--sweep", help="Try bucket sizes and numbers of generators.")
+]
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(width=int(os.environ.get("COLUMNS", "130")))
 
@@ -61,26 +77,20 @@ def main(
     dp: Annotated[int, typer.Option(min=1, help="Trainer's data parallel size.")] = 1,
     replicas: Annotated[int, typer.Option(min=1, help="Generators.")] = 1,
     generator_tp: Annotated[int, typer.Option(min=1, help="Ranks of a generator.")] = 1,
-    dtype: Annotated[WireDtype, typer.Option(help="Of what is sent.")] = WireDtype.BFLOAT16,
-    bucket_mib: Annotated[int, typer.Option(min=1, help="Largest bucket.")] = 16,
-    plan: Annotated[PlanKind, typer.Option(help="As rl.weight_plan.")] = PlanKind.GATHER,
-    rounds: Annotated[int, typer.Option(min=1, help="Updates that count.")] = 10,
+    dtype: Annotated[WireDtype, typer.Option(help="Type of what is sent.")] = WireDtype.BFLOAT16,
+    bucket_mib: Annotated[int, typer.Option(min=1, help="Largest bucket, MiB.")] = 16,
+    plan: Plan = PlanKind.GATHER,
+    rounds: Annotated[int, typer.Option(min=1, help="Updates that are measured.")] = 10,
     step_s: Annotated[float, typer.Option(min=0, help="Seconds between updates in a run.")] = 60.0,
     engine: Annotated[list[str] | None, typer.Option(help="URL of a real SGLang; repeat.")] = None,
     checksums: Annotated[bool, typer.Option(help="Read back and compare, as runs do.")] = True,
     preflight: Annotated[bool, typer.Option(help="Only look at the links, pair by pair.")] = False,
-    expected_gb_s: Annotated[
-        float | None, typer.Option(min=0, help="Of a preflight: what is slow between hosts.")
-    ] = None,
-    sweeps: Annotated[
-        bool, typer.Option("--sweep", help="Bucket sizes and numbers of generators.")
-    ] = False,
-    limit_s: Annotated[
-        float, typer.Option(min=1, help="After which many settings begin no more.")
-    ] = 600.0,
+    expected_gb_s: ExpectedGbS = None,
+    sweeps: Sweeps = False,
+    limit_s: LimitS = 600.0,
     calibrate: Annotated[bool, typer.Option(help="Check the cost model on many layouts.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write this file.")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Of a sweep; svg, png.")] = None,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
 ) -> None:
     """Measure weight updates. Exit status 1 if a target is missed or a link is broken."""
     try:

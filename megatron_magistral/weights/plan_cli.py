@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -23,9 +24,21 @@ from megatron_magistral.weights.presets import find_model, num_parameters
 BAD_INPUT = 2
 TARGET_S = 5.0  # arXiv 2506.10910, section 3
 GIB, MIB = 1 << 30, 1 << 20
-LINK_HELP = "A speed, as NAME=VALUE; repeat. Names and defaults: " + ", ".join(
+LINK_HELP = "A property of the cluster, as NAME=VALUE; repeat. Names and defaults: " + ", ".join(
     f"{field.name}={field.default:g}" for field in fields(Links)
 )
+
+DEFAULT_GPUS = [64, 256, 1024, 4096]
+
+Gpus = Annotated[list[int], typer.Option(help="Of trainer and generators together; repeat.")]
+GeneratorEp = Annotated[
+    int, typer.Option(min=1, help="Ranks of a generator that share its experts.")
+]
+TrainerShare = Annotated[float, typer.Option(help="Of the GPUs, for the trainer: between 0 and 1.")]
+GpuMemoryGib = Annotated[float, typer.Option(min=1, help="GiB, to warn of what cannot fit.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Also write the numbers to this file.")
+]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -54,7 +67,7 @@ class Layouts:
             ("trainer", trainer_gpus, self.tp * self.pp, "tp x pp"),
             ("generator", generator_gpus, self.generator_tp, "generator-tp"),
         ):
-            if num < 1 or num % size:
+            if num < size or num % size:
                 raise LayoutError(f"{num} {what} GPUs must be a multiple of {key} = {size}")
         return (
             TrainerLayout(
@@ -73,27 +86,23 @@ def weights(
     model: Annotated[
         str, typer.Option(help="A preset, a config.json, or a size in MiB.")
     ] = "magistral-small-24b",
-    gpus: Annotated[list[int], typer.Option(help="Of trainer and generators together; repeat.")] = [  # noqa: B006
-        64,
-        256,
-        1024,
-        4096,
-    ],
+    gpus: Gpus = DEFAULT_GPUS,
     tp: Annotated[int, typer.Option(min=1, help="Trainer's tensor parallel size.")] = 8,
     pp: Annotated[int, typer.Option(min=1, help="Trainer's pipeline stages.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Trainer's expert parallel size.")] = 1,
     generator_tp: Annotated[int, typer.Option(min=1, help="Ranks of a generator.")] = 8,
-    generator_ep: Annotated[int, typer.Option(min=1, help="Of them, groups of experts.")] = 1,
-    trainer_share: Annotated[float, typer.Option(help="Of the GPUs, for the trainer.")] = 0.5,
-    bucket_mib: Annotated[int, typer.Option(min=1, help="Largest bucket.")] = 512,
-    wire_bytes: Annotated[int, typer.Option(help="Bytes of an element on the wire.")] = 2,
-    gpu_memory_gib: Annotated[float, typer.Option(help="To warn of what cannot fit.")] = 80.0,
+    generator_ep: GeneratorEp = 1,
+    trainer_share: TrainerShare = 0.5,
+    bucket_mib: Annotated[int, typer.Option(min=1, help="Largest bucket, MiB.")] = 512,
+    wire_bytes: Annotated[int, typer.Option(min=1, help="Bytes of an element on the wire.")] = 2,
+    gpu_memory_gib: GpuMemoryGib = 80.0,
     link: Annotated[list[str] | None, typer.Option(help=LINK_HELP)] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write this file.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Predict the time, the pause and the memory of a weight update, by both plans."""
     layouts = Layouts(tp, pp, ep, generator_tp, generator_ep, trainer_share)
     try:
+        _check(trainer_share, json_file)
         arch, links = find_model(model), _links(link or [])
     except (ArchitectureError, ValueError) as error:
         _refuse(str(error))
@@ -131,6 +140,14 @@ def weights(
         raise typer.Exit(BAD_INPUT)
 
 
+def _check(trainer_share: float, json_file: Path | None) -> None:
+    """Raises ValueError for what can be refused before any work."""
+    if not 0 < trainer_share < 1:
+        raise ValueError(f"--trainer-share {trainer_share}: must be between 0 and 1")
+    if json_file is not None and not json_file.resolve().parent.is_dir():
+        raise ValueError(f"--json {json_file}: no such directory")
+
+
 def _links(settings: list[str]) -> Links:
     """Raises ValueError for what is no NAME=VALUE, with the names that there are."""
     types = {
@@ -147,7 +164,7 @@ def _links(settings: list[str]) -> Links:
             values[name] = types[name](text)
         except ValueError:
             raise ValueError(f"--link {setting}: {text!r} is not a number") from None
-        if values[name] < 0 or (values[name] == 0 and name != "nvlink_gb_s"):
+        if not 0 <= values[name] < math.inf or (values[name] == 0 and name != "nvlink_gb_s"):
             raise ValueError(f"--link {setting}: must be more than 0")
     return Links(**values)
 

@@ -87,3 +87,21 @@ def test_bad_input_is_refused_by_name(arguments: tuple[str, ...], words: str) ->
     code, output = run(*arguments)
     assert code == 2
     assert words in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--wire-bytes", "0"), "--wire-bytes"),
+        (("--gpu-memory-gib", "-1"), "--gpu-memory-gib"),
+        (("--trainer-share", "nan"), "--trainer-share nan: must be between 0 and 1"),
+        (("--trainer-share", "1"), "--trainer-share 1.0: must be between 0 and 1"),
+        (("--link", "nic_gb_s=nan"), "--link nic_gb_s=nan"),
+        (("--link", "nic_gb_s=inf"), "--link nic_gb_s=inf"),
+        (("--json", "/nope/x.json"), "--json /nope/x.json: no such directory"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(arguments: tuple[str, ...], why: str) -> None:
+    code, output = run("--gpus", "64", *arguments)
+    assert code == 2 and why in output and "Traceback" not in output
+    assert "magistral-small-24b" not in output
