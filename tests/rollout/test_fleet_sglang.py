@@ -298,6 +298,7 @@ def test_64_long_requests_across_5_updates_agree_with_their_versions(
     with_pool(servers, use, timeout_s=900.0)
 
 
+@pytest.mark.parametrize("plan", [PlanKind.DIRECT], indirect=True)
 def test_a_killed_replica_loses_no_request_and_is_whole_again_after_its_restart(
     servers: list[Server], fleet: Fleet, start_server: Callable[..., Any]
 ) -> None:
