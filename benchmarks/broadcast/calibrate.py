@@ -174,9 +174,9 @@ class Comparison:
 
 
 def compare(options: Options, result: Result) -> Comparison | None:
-    """None where there was nothing bare."""
+    """None where there was nothing bare, or the plan is not the one that is predicted."""
     bare = Bare.of(options, result)
-    if bare is None:
+    if bare is None or options.is_direct:
         return None
     guess = predicted(options, bare)
     fastest = min(result.rounds, key=lambda r: r.timings.total_s)

@@ -189,6 +189,7 @@ def _setting(options: Options, result: Result, num_bytes: int) -> dict[str, Any]
         "trainer": {"tp": t.tp, "pp": t.pp, "dp": t.dp},
         "generator": {"replicas": g.replicas, "tp": g.tp},
         "receiver": "SGLang" if options.engine_urls else "in memory: the wire and the protocol",
+        "plan": options.plan.value,
         "rounds": options.rounds,
         "checksums": options.checksums,
     }
@@ -198,7 +199,7 @@ def show(report: Report, console: Console) -> None:
     setting = report.setting
     title = (
         f"{setting['model_mib']:.0f} MiB in {setting['num_buckets']} buckets over "
-        f"{setting['backend']}, trainer {_flat(setting['trainer'])}, "
+        f"{setting['backend']}, plan {setting['plan']}, trainer {_flat(setting['trainer'])}, "
         f"generators {_flat(setting['generator'])}; receivers: {setting['receiver']}"
     )
     table = Table("phase", title=title)

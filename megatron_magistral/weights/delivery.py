@@ -109,7 +109,7 @@ class Direct:
 
     def __init__(self, engines: Sequence[EngineAddress]) -> None:
         self.world_size = 1 + len(engines)
-        self.num_parts = max(engine.tp for engine in engines)
+        self.num_parts = max((engine.tp for engine in engines), default=1)
         self._rank = {engine.control_name: 1 + i for i, engine in enumerate(engines)}
 
     def held(self, layouts: Mapping[str, Layout]) -> Held:
