@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_magistral.cluster import HUGE_PAGES
 from megatron_magistral.rollout.sglang_server import (
     CONTEXT_RESERVE_TOKENS,
     CPU_STUBS_DIR,
@@ -59,6 +60,12 @@ def test_the_cpu_gets_the_torch_native_backend_and_cuda_its_own() -> None:
     assert "--disable-overlap-schedule" in cpu
     assert "--disable-overlap-schedule" not in cuda
     assert "--disable-overlap-schedule" in server_command(settings_of(device=Device.CUDA))
+
+
+def test_large_tensors_lie_on_huge_pages_unless_the_user_says_otherwise() -> None:
+    assert server_environment(settings_of(), {}).items() >= HUGE_PAGES.items()
+    theirs = dict.fromkeys(HUGE_PAGES, "0")
+    assert server_environment(settings_of(), theirs).items() >= theirs.items()
 
 
 def test_the_stand_ins_are_on_the_path_of_cpu_servers_alone() -> None:
