@@ -134,7 +134,7 @@ class _Trainer:
         if dist.get_rank():
             self._follow()
             return None
-        result = Result(wire_backend(), max(self._sizes))
+        result = Result(wire_backend(), max(self._options.bucket_bytes, *self._sizes))
         engines = EngineSet([EngineControl(url) for url in self._urls])
         try:
             with self._make_sender() as sender:
