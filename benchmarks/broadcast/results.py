@@ -68,8 +68,10 @@ class Round:
 
 @dataclass
 class Result:
-    """On rank 0. Memory is that of one update, beyond what was there, by rank. `max_bucket_bytes` is
-    the size that was set, or that of a tensor which is larger."""
+    """On rank 0. Memory is that of one update, beyond what was there, by rank.
+
+    `max_bucket_bytes` is the size that was set, or that of a tensor which is larger.
+    """
 
     backend: str
     max_bucket_bytes: int
