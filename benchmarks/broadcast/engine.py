@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from aiohttp import web
 from torch import Tensor
-from torch.distributed.distributed_c10d import GroupName, _new_process_group_helper
 
 from benchmarks.broadcast.memory import PeakMemory
 from megatron_magistral.rollout.engine import TensorSpec
@@ -39,6 +38,7 @@ from megatron_magistral.weights.placement import (
     needed,
     tensors,
 )
+from megatron_magistral.weights.store_group import join_at_store
 
 COMMAND_TIMEOUT_S = 120.0
 
@@ -137,14 +137,13 @@ class MemoryEngine:
         store = dist.TCPStore(
             payload["master_address"], payload["master_port"], is_master=False, timeout=timeout
         )
-        self._groups[payload["group_name"]], _ = _new_process_group_helper(
-            payload["world_size"],
+        self._groups[payload["group_name"]] = join_at_store(
+            store,
+            payload["group_name"],
             payload["rank_offset"] + self._tp_rank,
-            [],
-            dist.Backend(payload["backend"]),
-            dist.PrefixStore(payload["group_name"], store),
-            group_name=GroupName(payload["group_name"]),
-            timeout=timeout,
+            payload["world_size"],
+            payload["backend"],
+            COMMAND_TIMEOUT_S,
         )
 
     def destroy_weights_update_group(self, payload: dict[str, Any]) -> Any:

@@ -71,7 +71,7 @@ class Receiver:
                 work.wait(timeout)
                 run.settle()
         except RuntimeError:
-            del self._groups[group_name]  # what breaks once is of no use any more
+            self._groups.pop(group_name, None)  # what breaks once is of no use any more
             raise
         if incoming and incoming[0][1].memory.is_cuda:
             torch.cuda.synchronize()  # the next forward runs on another stream

@@ -100,13 +100,8 @@ class BucketSource:
         self._dtype = dtype
         self.busy_s = 0.0
 
-    def next_flat(self) -> FlatBucket | None:
-        return self._next(flatten)
-
-    def next_loose(self) -> LooseBucket | None:
-        return self._next(loosen)
-
-    def _next(self, make: Callable[[Named, torch.dtype | None], Bucket]) -> Bucket | None:
+    def next(self, make: Callable[[Named, torch.dtype | None], Bucket]) -> Bucket | None:
+        """The next bucket, as `make` makes it ready; None: there are no more."""
         start = time.monotonic()
         named = next(self._iterator, None)
         bucket = None if named is None else make(named, self._dtype)
@@ -161,8 +156,10 @@ class OwnLane:
 
     def next(self) -> Specs | None:
         assert self._source is not None and self._ready is None
-        is_flat = self._held is None
-        self._ready = self._source.next_flat() if is_flat else self._source.next_loose()
+        if self._held is None:
+            self._ready = self._source.next(flatten)
+        else:
+            self._ready = self._source.next(loosen)
         return None if self._ready is None else self._ready.specs
 
     def start(self) -> None:

@@ -141,8 +141,9 @@ class BucketStream:
     def _broken(self, why: str = "") -> TransferBroken:
         """What was the first to fail; what follows from it is left out."""
         failures = next((found for calls in self._calls if (found := calls.failures())), [])
-        if not failures and self._calls:
-            failures = self._calls[0].wait_for_failure(REPORT_GRACE_S)
+        if not failures:  # the first call may have been answered, and the next one not yet
+            reports = (calls.wait_for_failure(REPORT_GRACE_S) for calls in self._calls)
+            failures = next((found for found in reports if found), [])
         self._check_lanes(LOST_GRACE_S)  # engines are not to blame for bytes that nobody sends
         return TransferBroken(failures, why)
 

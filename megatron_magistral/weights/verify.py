@@ -76,6 +76,7 @@ class Verifier:
         self._is_first = True
         self._names: list[str] = []
         self._chosen: frozenset[str] = frozenset()
+        self._question: dict[str, list[str]] = {}  # the same to every engine
         self._unsent: set[str] = set()
         self._digests: Digests = {}
 
@@ -123,6 +124,10 @@ class Verifier:
         """Everything was sent; `digests` of it are what engines must have, too."""
         self._digests = digests
         self._names = list(dict.fromkeys(name for name, _ in digests))
+        self._question = {
+            "digest": [name for name in self._names if name in self._chosen],
+            "heads": [name for name in self._names if name not in self._chosen],
+        }
         self._is_first = False
 
     async def compare(self, engine: EngineControl, version: int) -> None:
@@ -132,11 +137,8 @@ class Verifier:
             EngineMismatch: names every tensor whose bits are not those that were sent.
         """
         start = time.monotonic()
-        chosen = [name for name in self._names if name in self._chosen]
-        heads = [name for name in self._names if name not in self._chosen]
-        question = {"digest": chosen, "heads": heads}
         timeout_s = engine.timeouts.checksum_s
-        answers = await engine.ask_about_weights(Phase.CHECKSUM, question, timeout_s)
+        answers = await engine.ask_about_weights(Phase.CHECKSUM, self._question, timeout_s)
         try:
             ranks = msgspec.convert(answers, list[dict[str, list[int]]])
         except msgspec.ValidationError as error:

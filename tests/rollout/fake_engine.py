@@ -211,13 +211,15 @@ class FakeEngine:
     def update_weights_from_distributed(self, payload: dict[str, Any]) -> str | None:
         if not self.session_open:
             return "no session"
+        if (group := self._groups.get(payload["group_name"])) is None:
+            return "no such group"  # it has died meanwhile
         assert payload["flush_cache"] is False and payload["load_format"] == "flattened_bucket"
         columns = zip(payload["names"], payload["shapes"], payload["dtypes"], strict=True)
         specs = tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in columns)
         sizes = [torch.Size(s.shape).numel() * getattr(torch, s.dtype).itemsize for s in specs]
         data = torch.empty(sum(sizes), dtype=torch.uint8)
         try:
-            self._groups[payload["group_name"]].broadcast(data, 0).wait()
+            group.broadcast(data, 0).wait()
         except RuntimeError as error:
             return f"Failed to receive weights: {error}"
         self.weights.update(unflatten(FlatBucket(specs, data)))

@@ -13,6 +13,7 @@ from megatron_magistral.rollout.engine import ControlTimeouts, EngineTimeout, Ph
 from megatron_magistral.rollout.sglang_plugin import STATE_KEY
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.delivery import EngineAddress
+from megatron_magistral.weights.settings import PlanKind
 from megatron_magistral.weights.transfer import UpdateFailed, WeightSender
 from tests.rollout.fake_engine import FakeEngine, Fault
 
@@ -49,6 +50,12 @@ def sender() -> Iterator[WeightSender]:
         yield sender
 
 
+@pytest.fixture(params=PlanKind)
+def sender_of_any_plan(request: pytest.FixtureRequest) -> Iterator[WeightSender]:
+    with WeightSender(MANIFEST, backend="gloo", plan=request.param) as sender:
+        yield sender
+
+
 def addresses(engines: list[FakeEngine]) -> list[EngineAddress]:
     return [EngineAddress(engine.url, name=f"engine{i}") for i, engine in enumerate(engines)]
 
@@ -70,7 +77,8 @@ def assert_holds(engine: FakeEngine, fill: float, version: int) -> None:
         assert torch.equal(engine.weights[name], tensor)
 
 
-def test_every_engine_gets_every_tensor_bit_for_bit(sender, engines) -> None:
+def test_every_engine_gets_every_tensor_bit_for_bit(sender_of_any_plan, engines) -> None:
+    sender = sender_of_any_plan
     sender.connect(addresses(engines))
     for version in (1, 2, 3):
         timings = sender.send(some_buckets(version / 3), version)
@@ -153,7 +161,8 @@ def test_engines_of_a_broken_transfer_are_whole_again_after_a_full_update(sender
         assert_holds(engine, 2.0, 2)
 
 
-def test_an_engine_may_leave_and_another_join_between_updates(sender, engines) -> None:
+def test_an_engine_may_leave_and_another_join_between_updates(sender_of_any_plan, engines) -> None:
+    sender = sender_of_any_plan
     sender.connect(addresses(engines[:1]))
     sender.send(some_buckets(1.0), 1)
     sender.connect(addresses(engines))
