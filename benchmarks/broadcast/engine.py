@@ -24,7 +24,7 @@ import torch.distributed as dist
 from aiohttp import web
 from torch import Tensor
 
-from benchmarks.broadcast.memory import PeakMemory
+from benchmarks.broadcast.memory import PeakMemory, Scratch
 from megatron_magistral.rollout.engine import TensorSpec
 from megatron_magistral.rollout.sglang_answers import RankAnswers
 from megatron_magistral.rollout.sglang_plugin import ACTION_PREFIX, STATE_KEY
@@ -123,6 +123,7 @@ class MemoryEngine:
         self._version = "default"
         self._session_open = False
         self._buffer: Tensor | None = None
+        self._scratch = Scratch(device)
         self._report = EngineReport()
         self._memory = PeakMemory(device)
         self._paused_at = self._loaded_at = 0.0
@@ -153,6 +154,7 @@ class MemoryEngine:
         self._report = EngineReport(bare_cpu_s=self._bare_cpu_s)
         self._cpu_s = time.process_time()
         if self._num_updates == 1:  # the first one reads back every tensor
+            self._buffer = None
             self._memory.start()
         self._num_updates += 1
         self._paused_at = time.monotonic()
@@ -184,7 +186,7 @@ class MemoryEngine:
             self._report.pause_s = start - self._paused_at
 
     def _receive_buffer(self, num_bytes: int) -> Tensor:
-        """The same memory for all buckets of an update, as torch's cache gives it on a GPU."""
+        """The same memory for all buckets, as torch's cache gives it on a GPU."""
         if self._buffer is None or len(self._buffer) < num_bytes:
             self._buffer = None
             self._buffer = wire_buffer(num_bytes, self._device)
@@ -209,7 +211,6 @@ class MemoryEngine:
         if not self._session_open:
             raise RuntimeError("no weight-update session is open")
         self._session_open = False
-        self._buffer = None
 
     def continue_generation(self, payload: dict[str, Any]) -> Any:
         now = time.monotonic()
@@ -223,10 +224,10 @@ class MemoryEngine:
         also copies its share out, as a loader must."""
         num_parts = payload["num_parts"]
         sizes = [size // num_parts for size in payload["sizes"]]
-        buffers = warm_buffers(sizes, self._device)
+        buffers = self._scratch.buffers(sizes)
         num_shares = self._tp // num_parts
         shares = [size // num_shares if payload["copies"] else 0 for size in sizes]
-        places = touched(sum(shares), self._device).split(shares)
+        places = self._scratch.model(sum(shares)).split(shares)
         dist.barrier(self._bare_group)
         cpu_s = time.process_time()
         for buffer, place in zip(buffers, places, strict=True):
@@ -284,17 +285,6 @@ class MemoryEngine:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.monotonic()
-
-
-def touched(num_bytes: int, device: torch.device) -> Tensor:
-    """Memory whose pages exist, so that their first use is not a part of what is measured."""
-    return wire_buffer(num_bytes, device).fill_(1)
-
-
-def warm_buffers(sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-    """A buffer for each of `sizes`, all in two of them in turn, as an update uses its memory."""
-    both = [touched(max(sizes), device) for _ in range(2)]
-    return [both[number % 2][:size] for number, size in enumerate(sizes)]
 
 
 async def serve(engine: MemoryEngine, host: str, announce: Callable[[int], None]) -> None:

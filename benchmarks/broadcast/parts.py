@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.broadcast.engine import touched, warm_buffers
+from benchmarks.broadcast.memory import Scratch
 from megatron_magistral.rollout.engine import EngineControl, Phase, TensorSpec
 from megatron_magistral.weights.checksum import digest
 from megatron_magistral.weights.engine_set import EngineSet
@@ -81,12 +81,14 @@ class PartsMeter:
         sizes: Sequence[int],
         tp: int,
         device: torch.device,
+        scratch: Scratch,
     ) -> None:
         self._engines = engines
         self._broadcast = broadcast
         self._sizes = list(sizes)
         self._tp = tp
         self._device = device
+        self._scratch = scratch
 
     def measure(self, gather: GatherTime) -> Parts:
         """Calls are made one by one between the rest, as in an update: right after another, one
@@ -96,7 +98,7 @@ class PartsMeter:
         calls_s.append(self._call({}))
         copy_in_s, copy_out_s = self._copies()
         calls_s.append(self._call({}))
-        sample = touched(DIGEST_BYTES, self._device)
+        sample = self._scratch.model(DIGEST_BYTES)
         digest_s = self._seconds(lambda: digest(sample))
         names = [f"model.layers.{n}.mlp.gate_proj.weight" for n in range(NUM_NAMED)]
         shapes = [[4096, 4096]] * NUM_NAMED
@@ -121,8 +123,8 @@ class PartsMeter:
 
     def _copies(self) -> tuple[float, float]:
         """(in, out)."""
-        model = touched(sum(self._sizes), self._device).split(self._sizes)
-        buffers = warm_buffers(self._sizes, self._device)
+        model = self._scratch.model(sum(self._sizes)).split(self._sizes)
+        buffers = self._scratch.buffers(self._sizes)
 
         def copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
             for target, source in pairs:
@@ -138,7 +140,7 @@ class PartsMeter:
     def _load_small(self) -> float:
         spec = TensorSpec("", NAMED_SHAPE, "bfloat16")
         num_bytes = NUM_NAMED * torch.Size(NAMED_SHAPE).numel() * torch.bfloat16.itemsize
-        bucket = FlatBucket((spec,) * NUM_NAMED, touched(num_bytes, self._device))
+        bucket = FlatBucket((spec,) * NUM_NAMED, self._scratch.model(num_bytes))
         place = torch.empty(NAMED_SHAPE, dtype=torch.bfloat16, device=self._device)
 
         def load() -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.broadcast.engine import EngineReport, MemoryEngine, serve, touched, warm_buffers
+from benchmarks.broadcast.engine import EngineReport, MemoryEngine, serve
 from benchmarks.broadcast.groups import (
     exchange_urls,
     join,
@@ -30,10 +30,11 @@ from benchmarks.broadcast.groups import (
     own_group,
     wire_backend,
 )
-from benchmarks.broadcast.memory import PeakMemory
+from benchmarks.broadcast.memory import PeakMemory, Scratch
 from benchmarks.broadcast.parts import GatherTime, PartsMeter, drain
 from benchmarks.broadcast.results import Options, Result, Round, SenderCpu
 from megatron_magistral.rollout.engine import ControlTimeouts, EngineControl, Phase
+from megatron_magistral.weights.buffers import Staging
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.delivery import EngineAddress
 from megatron_magistral.weights.engine_set import EngineSet
@@ -127,6 +128,8 @@ class _Trainer:
         self._timeouts = ControlTimeouts(transfer_s=bound_s, checksum_s=bound_s)
         self._links = link_leaders(mesh, local_host(), bound_s) if mesh.is_leader else []
         self._memory = PeakMemory(device)
+        self._scratch = Scratch(device)
+        self._staging = Staging()
         self._version = FIRST_VERSION
         self._bare_cpu_s = 0.0
 
@@ -182,7 +185,7 @@ class _Trainer:
             bare_s = self._bare_broadcast(engines, self._sizes)
             bare_cpu_s = self._bare_cpu_s
         if measures_memory:
-            self._memory.start()
+            self._start_memory()
         self._version += 1
         timings: list[UpdateTimings] = []
         cpu_s = self._cpu_of_senders(lambda: timings.append(self._update(sender)))
@@ -209,12 +212,17 @@ class _Trainer:
             self._cpu_of_senders(lambda: drain(self._buckets(GatherSeconds())))
             measures_memory = number == WARM_UP_ROUNDS - 1
             if measures_memory:
-                self._memory.start()
+                self._start_memory()
             self._cpu_of_senders(lambda: take_part(self._buckets(None)))
             if measures_memory:
                 self._gathered(self._memory.extra_bytes())
         if leader is not None:
             leader.close()
+
+    def _start_memory(self) -> None:
+        """What an update takes counts from here on, with what it keeps for the next."""
+        self._staging = Staging()
+        self._memory.start()
 
     def _cpu_of_senders(self, work: Callable[[], object]) -> float:
         """Processor time that this takes on all ranks that send. Collective over trainer ranks."""
@@ -235,6 +243,7 @@ class _Trainer:
             seconds,
             reach=Reach.LEADERS,
             lends=self._options.is_direct,
+            staging=self._staging,
         )
 
     def _bare_broadcast(
@@ -247,9 +256,9 @@ class _Trainer:
         running = engines.start(
             Phase.TRANSFER, partial(_post, path="/bare_broadcast", payload=payload)
         )
-        buffers = warm_buffers(sizes, self._device)
+        buffers = self._scratch.buffers(sizes)
         parts = [size if copies else 0 for size in sizes]
-        sources = touched(sum(parts), self._device).split(parts)
+        sources = self._scratch.model(sum(parts)).split(parts)
         for group in self._bare_groups:
             dist.barrier(group)
         start, cpu_s = self._now(), time.process_time()
@@ -274,7 +283,7 @@ class _Trainer:
     def _meter(self, engines: EngineSet) -> PartsMeter:
         broadcast = partial(self._bare_broadcast, engines)
         tp = self._options.generator.tp
-        return PartsMeter(engines, broadcast, self._sizes, tp, self._device)
+        return PartsMeter(engines, broadcast, self._sizes, tp, self._device, self._scratch)
 
     def _gathered(self, value: Any) -> list[Any]:
         """The values of all trainer ranks, on each of them."""

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magistral.rollout.sglang_weights import Copy, Placement, target_of
-from megatron_magistral.weights.buffers import as_one, wire_buffer
+from megatron_magistral.weights.buffers import TurnBuffers, as_one
 from megatron_magistral.weights.parts import Part, parts_of, runs, unpack
-from megatron_magistral.weights.store_group import join_at_store, part_name, receive_run
+from megatron_magistral.weights.store_group import Channels, part_name
 
 # How long a rank waits for the sender's store; the trainer bounds the call itself.
 STORE_TIMEOUT = timedelta(seconds=60)
@@ -32,14 +32,15 @@ class Receiver:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._groups: dict[str, dist.ProcessGroup] = {}
+        self._groups: dict[str, Channels] = {}
         self._timeout_s = 0.0  # of each wait for the sender
+        self._elsewhere = TurnBuffers(1)
 
     def join(self, group: Mapping[str, Any]) -> None:
         """Raises RuntimeError if the group does not get complete in time."""
         self._timeout_s = group["timeout_s"]
         store = dist.TCPStore(group["host"], group["port"], is_master=False, timeout=STORE_TIMEOUT)
-        self._groups[group["name"]] = join_at_store(
+        self._groups[group["name"]] = Channels.join(
             store,
             part_name(group["name"], self._rank),
             group["rank"],
@@ -50,7 +51,7 @@ class Receiver:
 
     def leave(self, name: str) -> None:
         if (group := self._groups.pop(name, None)) is not None:
-            dist.destroy_process_group(group)
+            group.leave()
 
     @torch.no_grad()
     def receive(
@@ -62,18 +63,21 @@ class Receiver:
             raise ValueError(f"not in group {group_name}: join it first")
         group = self._groups[group_name]
         timeout = timedelta(seconds=self._timeout_s)
-        incoming = [
-            (receive_run(group, run.memory, self._timeout_s), run)
-            for run in _runs(dict(model.named_parameters()), placement, names)
-        ]
+        parameters = dict(model.named_parameters())
+        runs = list(_runs(parameters, placement, names))
+        memory = _memory(runs, self._elsewhere, next(iter(parameters.values())).device)
+        incoming = [group.receive(data, self._timeout_s) for data in memory]
         try:
-            for work, run in incoming:
-                work.wait(timeout)
-                run.settle()
+            for works, run, data in zip(incoming, runs, memory, strict=True):
+                for work in works:
+                    work.wait(timeout)
+                run.settle(data)
         except RuntimeError:
             self._groups.pop(group_name, None)  # what breaks once is of no use any more
+            self._elsewhere = TurnBuffers(1)  # bytes may still come to the old one
             raise
-        if incoming and incoming[0][1].memory.is_cuda:
+        self._elsewhere.rest()
+        if memory and memory[0].is_cuda:
             torch.cuda.synchronize()  # the next forward runs on another stream
 
 
@@ -82,19 +86,28 @@ class _Run:
 
     def __init__(self, places: Sequence[Sequence[Tensor]]) -> None:
         self._places = places
-        firsts = [first for first, *_ in places]
-        in_place = as_one(firsts)
-        self._is_in_place = in_place is not None
-        num_bytes = sum(first.nbytes for first in firsts)
-        self.memory = wire_buffer(num_bytes, firsts[0].device) if in_place is None else in_place
+        self._firsts = [first for first, *_ in places]
+        self.in_place = as_one(self._firsts)
+        """The memory where it belongs, if that is one."""
 
-    def settle(self) -> None:
-        """Put what came wherever it has not come to already."""
-        if not self._is_in_place:
-            unpack(self.memory, [first for first, *_ in self._places])
+    @property
+    def num_bytes(self) -> int:
+        return sum(first.nbytes for first in self._firsts)
+
+    def settle(self, data: Tensor) -> None:
+        """Put what came to `data` wherever it has not come to already."""
+        if self.in_place is None:
+            unpack(data, self._firsts)
         for first, *others in self._places:
             for other in others:
                 other.copy_(first)
+
+
+def _memory(runs: Sequence[_Run], buffers: TurnBuffers, device: torch.device) -> list[Tensor]:
+    """What each run comes to: where it belongs, or one of `buffers`."""
+    sizes = [run.num_bytes for run in runs if run.in_place is None]
+    places = iter(buffers.take(sum(sizes), torch.uint8, device).split(sizes) if sizes else ())
+    return [next(places) if run.in_place is None else run.in_place for run in runs]
 
 
 def _runs(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from megatron_magistral.trainer.reduce import minibatch_sums
 from megatron_magistral.trainer.settings import OptimizerSettings
 from megatron_magistral.types import TrainSequence
 from megatron_magistral.weights.architecture import Architecture, read_architecture
+from megatron_magistral.weights.buffers import Staging
 from megatron_magistral.weights.gather import Bucket, Mesh, Reach, gather_hf
 from megatron_magistral.weights.hf_dir import HFWeights, open_weights, write_hf_dir
 from megatron_magistral.weights.names import Param, hf_shapes, parameters, shard
@@ -81,6 +82,7 @@ class Trainer:
     optimizer: MegatronOptimizer
     params: dict[str, Param]
     average: WeightAverage | None = None
+    staging: Staging = field(default_factory=Staging)
 
     @classmethod
     def create(
@@ -192,6 +194,7 @@ class Trainer:
             dtype or self.dtype,
             reach=reach,
             lends=lends,
+            staging=self.staging,
         )
 
     def save_hf(

@@ -38,16 +38,16 @@ def digest(tensor: Tensor) -> Tensor:
     """
     lanes_L = _lanes(tensor)
     places = _odd(0, BLOCK_LANES, tensor.device)
-    total = torch.full((), tensor.nbytes, dtype=torch.int64, device=tensor.device) * _STEP
     num_whole = len(lanes_L) // BLOCK_LANES
+    blocks = lanes_L[: num_whole * BLOCK_LANES].view(-1, BLOCK_LANES)
+    sums = places.new_empty(num_whole + 1)  # of each block, and of what is left
     for start in range(0, num_whole, BLOCKS_AT_A_TIME):
         stop = min(start + BLOCKS_AT_A_TIME, num_whole)
-        blocks = lanes_L[start * BLOCK_LANES : stop * BLOCK_LANES].view(-1, BLOCK_LANES)
-        products = _folded(blocks).mul_(places)
-        total += (products.sum(dim=1) * _odd(start, stop, tensor.device)).sum()
+        sums[start:stop] = _weighted(_folded(blocks[start:stop]), places)
     rest = lanes_L[num_whole * BLOCK_LANES :]
-    last = _odd(num_whole, num_whole + 1, tensor.device)
-    return total + ((_folded(rest) * places[: len(rest)]).sum() * last).sum()
+    sums[num_whole] = (_folded(rest) * places[: len(rest)]).sum()
+    size = torch.full((), tensor.nbytes, dtype=torch.int64, device=tensor.device) * _STEP
+    return size + (sums * _odd(0, num_whole + 1, tensor.device)).sum()
 
 
 def head(tensor: Tensor) -> Tensor:
@@ -73,6 +73,13 @@ def _folded(lanes: Tensor) -> Tensor:
     lanes that differ in upper bits alone, in a sign say, could change places: products keep no bits
     beyond the 64th."""
     return _shift_right(lanes, 32).bitwise_xor_(lanes)
+
+
+def _weighted(blocks: Tensor, places: Tensor) -> Tensor:
+    """The sum [blocks] of each block's lanes, each times the number of its place."""
+    if blocks.device.type == "cpu":
+        return blocks.mv(places)  # half the time of products that are kept
+    return blocks.mul_(places).sum(dim=1)  # torch has no such product of integers on a GPU
 
 
 def _odd(start: int, stop: int, device: torch.device) -> Tensor:

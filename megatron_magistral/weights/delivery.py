@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from megatron_magistral.rollout.engine import (
@@ -21,9 +22,10 @@ from megatron_magistral.rollout.engine import (
     UpdateGroup,
     server_name,
 )
+from megatron_magistral.weights.buffers import TurnBuffers, as_one
 from megatron_magistral.weights.flatten import LooseBucket
 from megatron_magistral.weights.manifest import Layout
-from megatron_magistral.weights.parts import Part, View, packed, parts_of, runs
+from megatron_magistral.weights.parts import Part, View, pack, parts_of, runs
 from megatron_magistral.weights.settings import PlanKind
 
 # By tensor, then by rank number: what the rank of that number holds of it in any engine.
@@ -150,13 +152,24 @@ DELIVERIES: Mapping[PlanKind, type[Gathered] | type[Direct]] = {
 }
 
 
-def pieces(bucket: LooseBucket, held: Held) -> Iterator[tuple[int, Tensor]]:
+def pieces(bucket: LooseBucket, held: Held, buffers: TurnBuffers) -> Iterator[tuple[int, Tensor]]:
     """What goes to the engine ranks of each number: (number, bytes), in the order in which those
-    expect it (`sglang_receive`). Most are the memory of the bucket's tensors."""
+    expect it (`sglang_receive`). Most are the memory of the bucket's tensors, the others take one
+    of `buffers`."""
     tensors = dict(bucket.tensors())
+    found: list[tuple[int, list[Tensor], Tensor | None]] = []
     for rank in range(len(next(iter(held.values())))):
         parts: list[Part] = []
         for name, tensor in tensors.items():
             parts += parts_of(name, held[name][rank], tensor.itemsize)
         for run in runs(parts):
-            yield rank, packed([part.view.into(tensors[part.name]) for part in run])
+            views = [part.view.into(tensors[part.name]) for part in run]
+            found.append((rank, views, as_one(views)))
+    sizes = [sum(view.nbytes for view in views) for _, views, data in found if data is None]
+    device = next(iter(tensors.values())).device
+    places = iter(buffers.take(sum(sizes), torch.uint8, device).split(sizes) if sizes else ())
+    for rank, views, data in found:
+        if data is None:
+            data = next(places)
+            pack(views, data)
+        yield rank, data

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magistral.weights.buffers import TurnBuffers
+from megatron_magistral.weights.buffers import Staging
 from megatron_magistral.weights.join import Divided, JoinOnFirst
 from megatron_magistral.weights.names import Param, Split, local_parts, local_views, shard_shape
 from megatron_magistral.weights.plan import cut
@@ -131,6 +131,7 @@ def gather_hf(
     *,
     reach: Reach = Reach.EVERYONE,
     lends: bool = False,
+    staging: Staging | None = None,
 ) -> Iterator[Bucket]:
     """Yields lists of (Hugging Face name, full tensor of `dtype`), the same on every rank, in the
     buckets and the order of `gather_plan`.
@@ -141,8 +142,9 @@ def gather_hf(
 
     For `reach` LEADERS it is collective over the ranks of a stage alone. Its leader gets the
     buckets of that stage, other ranks empty lists or none; there are two buffers in turn, so that
-    a bucket is gone when the one after the next comes. With `lends`, what the leader holds as it
-    is to be sent is no copy but a view of `local`.
+    a bucket is gone when the one after the next comes. They are of `staging`, whose memory the next
+    gather uses again. With `lends`, what the leader holds as it is to be sent is no copy but a view
+    of `local`.
     """
     names = [name for name in local if not params[name].is_copy]
     owners = _expert_owners(names, params, mesh)
@@ -155,17 +157,23 @@ def gather_hf(
     else:
         held = _held_by_stage(in_order, mesh)
     scratch_bytes = bucket_bytes // _SCRATCH_SHARE
-    gather = _Gather(local, mesh, scratch_bytes, dtype, owners, seconds or GatherSeconds(), reach)
+    staging = staging or Staging()
+    gather = _Gather(
+        local, mesh, scratch_bytes, dtype, owners, seconds or GatherSeconds(), reach, staging
+    )
     gather.lends = lends and reach is Reach.LEADERS and mesh.ep_size == 1
     gather.synchronises = seconds is not None
-    for stage, stage_names in held.items():
-        sources = [
-            _Source(params[name], i)
-            for name in stage_names
-            for i in range(len(params[name].sources))
-        ]
-        for bucket in cut(sources, lambda s: s.shape.numel() * dtype.itemsize, bucket_bytes):
-            yield gather.bucket(stage, bucket)
+    try:
+        for stage, stage_names in held.items():
+            sources = [
+                _Source(params[name], i)
+                for name in stage_names
+                for i in range(len(params[name].sources))
+            ]
+            for bucket in cut(sources, lambda s: s.shape.numel() * dtype.itemsize, bucket_bytes):
+                yield gather.bucket(stage, bucket)
+    finally:
+        staging.rest()
 
 
 def _held_by_stage(mine: list[str], mesh: Mesh) -> dict[int, list[str]]:
@@ -194,11 +202,9 @@ class _Gather:
     owners: Mapping[str, int]
     seconds: GatherSeconds
     reach: Reach
+    staging: Staging
     synchronises: bool = False
     lends: bool = False
-
-    def __post_init__(self) -> None:
-        self._buffers = TurnBuffers(self._device)
 
     def bucket(self, stage: int, sources: Sequence[_Source]) -> Bucket:
         lent = {source.name: view for source in sources if (view := self._lent(source)) is not None}
@@ -238,7 +244,7 @@ class _Gather:
             return torch.empty(num_elements, dtype=self.dtype, device=self._device)
         if not self.mesh.is_leader and self.mesh.ep_size == 1:
             return torch.empty(num_elements, dtype=self.dtype, device="meta")
-        return self._buffers.take(num_elements, self.dtype)
+        return self.staging.buckets.take(num_elements, self.dtype, self._device)
 
     def _fill(self, named: Sequence[tuple[_Source, Tensor]]) -> None:
         """With all that is replicated or divided over tensor-parallel ranks, and with the experts
@@ -261,7 +267,7 @@ class _Gather:
         """As `_fill_divided`, but for the first rank of the group alone."""
         tp_size = self.mesh.tp_size
         with self._timed("wire_s"):
-            join = JoinOnFirst(self.mesh.tp_group)
+            join = JoinOnFirst(self.mesh.tp_group, self.staging.arriving)
             for group in groups:
                 join.start(
                     [

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magistral.rollout.engine import UpdateGroup
-from megatron_magistral.weights.store_group import broadcast, join_at_store, part_name, send_run
+from megatron_magistral.weights.store_group import Channels, broadcast, join_at_store, part_name
 
 POLL_S = 0.0002
 
@@ -74,7 +74,8 @@ def host_group(
 ) -> HostedGroup:
     """Open the store of a new group on a free port; engines may join from now on.
 
-    With `num_parts` it is so many groups of that size, one for each part (`part_name`).
+    With `num_parts` it is so many groups of that size, one for each part (`part_name`), and
+    each of these may be several (`Channels`).
     """
     # Not `rendezvous(tcp://...)`: under torchrun that makes a client of the launcher's store.
     store = dist.TCPStore(
@@ -86,21 +87,21 @@ def host_group(
     )
     name = f"magistral-weights-{os.getpid()}-{next(_serial)}"
     address = UpdateGroup(name, host, store.port, world_size, backend)
-    names = [part_name(name, rank) for rank in range(num_parts)] or [name]
-    return HostedGroup(address, store, names, timeout_s)
+    return HostedGroup(address, store, num_parts, timeout_s)
 
 
 class HostedGroup:
     """The trainer's end (rank 0) of an update group."""
 
     def __init__(
-        self, address: UpdateGroup, store: dist.TCPStore, names: Sequence[str], timeout_s: float
+        self, address: UpdateGroup, store: dist.TCPStore, num_parts: int, timeout_s: float
     ) -> None:
         self.address = address
         self._store: dist.TCPStore | None = store
-        self._names = tuple(names)
+        self._num_parts = num_parts
         self._timeout_s = timeout_s
-        self._groups: list[dist.ProcessGroup] = []
+        self._parts: list[Channels] = []
+        """Of one group, where it has no parts."""
         self._sending: Sending | None = None
 
     def join(self) -> None:
@@ -111,15 +112,17 @@ class HostedGroup:
         """
         address = self.address
         assert self._store is not None, "this group was left"
-        for name in self._names:
-            group = join_at_store(
-                self._store, name, 0, address.world_size, address.backend, self._timeout_s
-            )
-            self._groups.append(group)
+        size, backend, timeout_s = address.world_size, address.backend, self._timeout_s
+        if not self._num_parts:
+            group = join_at_store(self._store, address.name, 0, size, backend, timeout_s)
+            self._parts.append(Channels([group]))
+        for number in range(self._num_parts):
+            name = part_name(address.name, number)
+            self._parts.append(Channels.join(self._store, name, 0, size, backend, timeout_s))
 
     def broadcast(self, data: Tensor, timeout_s: float) -> Sending:
         """Start sending `data` to all engine ranks; fails if it takes longer than `timeout_s`."""
-        (group,) = self._groups
+        (group,) = self._groups()
         return self._start([broadcast(group, data, timeout_s)], data.device.type, timeout_s)
 
     def send(self, pieces: Iterable[tuple[int, Tensor]], timeout_s: float) -> Sending:
@@ -128,7 +131,7 @@ class HostedGroup:
         works: list[dist.Work] = []
         device = "cpu"
         for number, data in pieces:
-            works += send_run(self._groups[number], data, timeout_s)
+            works += self._parts[number].send(data, timeout_s)
             device = data.device.type
         return self._start(works, device, timeout_s)
 
@@ -139,9 +142,9 @@ class HostedGroup:
     def leave(self) -> None:
         """Destroy our end while nothing is in flight; engines still joining fail at once."""
         self._store = None
-        groups, self._groups = self._groups, []
-        for group in groups:
-            dist.destroy_process_group(group)
+        parts, self._parts = self._parts, []
+        for part in parts:
+            part.leave()
 
     def abandon(self) -> None:
         """Give up the group without waiting for a broadcast that is in flight.
@@ -153,7 +156,10 @@ class HostedGroup:
         if self._sending is None or self._sending.wait(0.0):
             self.leave()
             return
-        for group in self._groups:
+        for group in self._groups():
             group.abort()
-        _abandoned.extend(self._groups)
-        self._groups = []
+        _abandoned.extend(self._groups())
+        self._parts = []
+
+    def _groups(self) -> list[dist.ProcessGroup]:
+        return [group for part in self._parts for group in part.groups]

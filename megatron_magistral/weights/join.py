@@ -14,6 +14,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_magistral.weights.buffers import TurnBuffers
+
 
 @dataclass(frozen=True)
 class Divided:
@@ -52,11 +54,13 @@ class _OnItsWay:
 class JoinOnFirst:
     """Fills targets on the first rank of `group`, some tensors at a time. Collective.
 
-    Targets may be of another dtype than the parts; they must be contiguous.
+    What cannot arrive in its place arrives in `buffers`. Targets may be of another dtype than the
+    parts; they must be contiguous.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, buffers: TurnBuffers) -> None:
         self._group = group
+        self._buffers = buffers
         self._rank = dist.get_rank(group)
         self._last = _OnItsWay()
 
@@ -80,23 +84,35 @@ class JoinOnFirst:
         return _OnItsWay(dist.batch_isend_irecv(ops) if ops else [])
 
     def _receive(self, tensors: Sequence[Divided]) -> _OnItsWay:
-        ops: list[dist.P2POp] = []
-        scratch: list[tuple[Tensor, Tensor]] = []
-        for tensor in tensors:
-            for rank in range(1, self._group.size()):
-                place = tensor.piece(rank)
-                if not place.numel():
-                    continue
-                arrives = place
-                if not place.is_contiguous():
-                    arrives = place.new_empty(place.shape)
-                    scratch.append((place, arrives))
-                ops.append(self._op(dist.irecv, arrives, rank))
+        others = range(1, self._group.size())
+        places = [
+            (rank, place)
+            for tensor in tensors
+            for rank in others
+            if (place := tensor.piece(rank)).numel()
+        ]
+        scratch = self._scratch([place for _, place in places if not place.is_contiguous()])
+        elsewhere = iter(scratch)
+        ops = [
+            self._op(dist.irecv, place if place.is_contiguous() else next(elsewhere)[1], rank)
+            for rank, place in places
+        ]
         works = dist.batch_isend_irecv(ops) if ops else []
         for tensor in tensors:
             own = tensor.piece(0)
             own.copy_(tensor.part.narrow(tensor.axis, 0, own.shape[tensor.axis]))
         return _OnItsWay(works, scratch)
+
+    def _scratch(self, places: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """(place, contiguous memory of the same shape), for places of one dtype."""
+        if not places:
+            return []
+        sizes = [place.numel() for place in places]
+        flat = self._buffers.take(sum(sizes), places[0].dtype, places[0].device)
+        return [
+            (place, part.view(place.shape))
+            for place, part in zip(places, flat.split(sizes), strict=True)
+        ]
 
     def _op(self, kind: Callable[..., Any], tensor: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(kind, tensor, dist.get_global_rank(self._group, peer), self._group)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from megatron_magistral.rollout.engine import ControlTimeouts, TensorSpec, UpdateGroup
+from megatron_magistral.weights.buffers import TurnBuffers
 from megatron_magistral.weights.delivery import Held, pieces
 from megatron_magistral.weights.flatten import FlatBucket, LooseBucket, flatten, loosen
 from megatron_magistral.weights.group import HostedGroup, Sending, host_group
@@ -126,6 +127,7 @@ class OwnLane:
         self._sending: Sending | None = None
         self._digester = Digester({})
         self._held: Held | None = None
+        self._packing = TurnBuffers(1)
 
     @property
     def group_name(self) -> str:
@@ -170,7 +172,7 @@ class OwnLane:
             self._sending = self._group.broadcast(bucket.data, timeout_s)
         else:
             assert self._held is not None
-            self._sending = self._group.send(pieces(bucket, self._held), timeout_s)
+            self._sending = self._group.send(pieces(bucket, self._held, self._packing), timeout_s)
         self._digester.add(bucket)
 
     def wait(self, timeout_s: float) -> bool:
@@ -178,6 +180,7 @@ class OwnLane:
 
     def failure(self) -> str:
         sending, self._sending = self._sending, None
+        self._packing.rest()
         return "" if sending is None else sending.failure()
 
     def digests(self) -> Digests:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron_magistral.weights.buffers import as_one
-
 LARGE_BYTES = 1 << 20
 RUN_BYTES = 8 << 20
 """Of small views in a run, at most."""
@@ -77,18 +75,13 @@ def runs(parts: Iterable[Part]) -> Iterator[list[Part]]:
     yield from ([part] for part in large)
 
 
-def packed(tensors: Sequence[Tensor]) -> Tensor:
-    """[bytes] uint8 of `tensors` behind each other: a view where they are so already."""
-    if (joined := as_one(tensors)) is not None:
-        return joined
-    sizes = [tensor.nbytes for tensor in tensors]
-    data = torch.empty(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
-    for place, tensor in zip(data.split(sizes), tensors, strict=True):
+def pack(tensors: Sequence[Tensor], data: Tensor) -> None:
+    """Copies `tensors` behind each other into `data` [bytes], which they fill."""
+    for place, tensor in zip(data.split([t.nbytes for t in tensors]), tensors, strict=True):
         if _is_aligned(place, tensor):
             place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
         else:
             place.copy_(tensor.contiguous().view(-1).view(torch.uint8))
-    return data
 
 
 def unpack(data: Tensor, targets: Sequence[Tensor]) -> None:

@@ -23,7 +23,7 @@ from megatron_magistral.rollout.sglang_receive import Receiver
 from megatron_magistral.rollout.sglang_weights import Placement
 from megatron_magistral.weights.checksum import digest, head
 from megatron_magistral.weights.flatten import FlatBucket, unflatten
-from megatron_magistral.weights.store_group import part_name
+from megatron_magistral.weights.store_group import Channels, channel_names, part_name
 
 GROUP_TIMEOUT = timedelta(seconds=3)
 # Questions of the plan `direct`, which SGLang gets as actions of one path.
@@ -296,8 +296,9 @@ class _Receiver(Receiver):
     def join(self, group: Mapping[str, Any]) -> None:
         self._timeout_s = GROUP_TIMEOUT.total_seconds()
         store = dist.TCPStore(group["host"], group["port"], None, False)
-        name = part_name(group["name"], 0)
-        self._groups[group["name"]] = _gloo(store, name, group["rank"], group["world_size"])
+        names = channel_names(part_name(group["name"], 0), group["backend"])
+        groups = [_gloo(store, name, group["rank"], group["world_size"]) for name in names]
+        self._groups[group["name"]] = Channels(groups)
 
     def leave(self, name: str) -> None:
         self._groups.pop(name, None)

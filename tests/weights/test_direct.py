@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from megatron_magistral.rollout.engine import ControlTimeouts, EngineTimeout, Phase
+from megatron_magistral.weights.buffers import TurnBuffers
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.delivery import Direct, EngineAddress, pieces
 from megatron_magistral.weights.flatten import loosen
@@ -151,7 +152,7 @@ def test_each_rank_gets_what_it_holds_and_no_more() -> None:
         "both": [[View((5,), (1,), 0)]] * 2,
     }
     bucket = loosen([("rows", rows), ("columns", columns), ("both", both)])
-    sent = [(rank, data.view(torch.float32)) for rank, data in pieces(bucket, held)]
+    sent = [(rank, data.view(torch.float32)) for rank, data in pieces(bucket, held, TurnBuffers(1))]
     assert [rank for rank, _ in sent] == [0, 1]
     for rank, data in sent:
         expected = [rows[2 * rank :][:2], columns[:, 2 * rank :][:, :2], both]
@@ -161,12 +162,26 @@ def test_each_rank_gets_what_it_holds_and_no_more() -> None:
 def test_what_a_rank_holds_whole_is_sent_from_where_it_is() -> None:
     tensors = [("a", torch.rand(700, 400)), ("b", torch.rand(7)), ("c", torch.rand(9))]
     held = {name: [[View.of(tensor)]] for name, tensor in tensors}
-    sent = [data for _, data in pieces(loosen(tensors), held)]
+    sent = [data for _, data in pieces(loosen(tensors), held, TurnBuffers(1))]
     assert [data.nbytes for data in sent] == [64, 1_120_000]  # the small ones together, first
     assert sent[1].data_ptr() == tensors[0][1].data_ptr()
+
+
+def test_small_tensors_that_are_neighbours_in_memory_are_not_copied() -> None:
+    both = torch.rand(10)
+    held = {name: [[View((5,), (1,), 0)]] for name in "ab"}
+
+    def sent(*named: tuple[str, torch.Tensor]) -> torch.Tensor:
+        ((_, data),) = pieces(loosen(named), held, TurnBuffers(1))
+        return data.view(torch.float32)
+
+    in_order = sent(("a", both[:5]), ("b", both[5:]))
+    assert in_order.data_ptr() == both.data_ptr()
+    swapped = sent(("a", both[5:]), ("b", both[:5]))
+    assert torch.equal(swapped, torch.cat([both[5:], both[:5]]))
 
 
 def test_an_empty_part_of_a_bucket_is_not_sent() -> None:
     tensor = torch.rand(4)
     held = {"a": [[View.of(tensor)], []]}
-    assert [rank for rank, _ in pieces(loosen([("a", tensor)]), held)] == [0]
+    assert [rank for rank, _ in pieces(loosen([("a", tensor)]), held, TurnBuffers(1))] == [0]
