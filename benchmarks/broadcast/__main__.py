@@ -234,8 +234,6 @@ def _calibrate(options: Options, is_launched: bool, limit_s: float, json_file: P
     """What the bare operations of a run say of its updates, beside the truth, in many layouts."""
     if is_launched or options.engine_urls:
         _refuse("--calibrate changes the number of ranks: it starts them itself, without engines")
-    if options.is_direct:
-        _refuse("--calibrate is for the cost model of `--plan gather`; there is none of `direct`")
     found: list[Comparison] = []
     skipped: list[Skipped] = []
     for each in sweep(cases(options), _run_here, limit_s):

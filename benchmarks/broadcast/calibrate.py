@@ -50,6 +50,7 @@ def _fastest(parts: Sequence[Parts]) -> Parts:
             first_s=min(p.gather.first_s for p in parts), all_s=min(p.gather.all_s for p in parts)
         ),
         small_broadcast_s=min(p.small_broadcast_s for p in parts),
+        in_channels_s=min((s for p in parts if (s := p.in_channels_s) is not None), default=None),
         copy_in_s=min(p.copy_in_s for p in parts),
         copy_out_s=min(p.copy_out_s for p in parts),
         call_s=min(p.call_s for p in parts),
@@ -60,17 +61,20 @@ def _fastest(parts: Sequence[Parts]) -> Parts:
 
 
 def predicted(options: Options, bare: Bare) -> Timeline:
-    """An update, from bare operations of the same layout."""
+    """An update, from bare operations of the same layout. Under the plan `direct` bytes go over
+    channels and nothing is loaded."""
     plan = _plan(options)
     num_bytes = sum(bucket.num_bytes for bucket in plan.buckets)
     rate, setup_s = _gathering(bare.parts.gather, plan.buckets[0].num_bytes, num_bytes)
     parts, count = bare.parts, len(plan.buckets)
-    wire_s = max(0.0, bare.broadcast_s - count * parts.small_broadcast_s)
+    all_s = bare.broadcast_s if parts.in_channels_s is None else parts.in_channels_s
+    wire_s = max(0.0, all_s - count * parts.small_broadcast_s)
     named_s = max(0.0, parts.named_call_s - parts.call_s) / NUM_NAMED
     costs = []
     for bucket in plan.buckets:
         share, tensors = bucket.num_bytes / num_bytes, len(bucket.pieces)
         checked = sampled_bytes(plan, bucket) if options.checksums else 0.0
+        load_s = share * parts.copy_out_s + tensors * parts.tensor_s
         costs.append(
             BucketCost(
                 gather_s=rate * bucket.num_bytes,
@@ -78,7 +82,7 @@ def predicted(options: Options, bare: Bare) -> Timeline:
                 digest_s=checked / GB / parts.digest_gb_s,
                 call_s=parts.call_s + tensors * named_s,
                 wire_s=parts.small_broadcast_s + share * wire_s,
-                load_s=share * parts.copy_out_s + tensors * parts.tensor_s,
+                load_s=0.0 if options.is_direct else load_s,
             )
         )
     return follow(costs, call_s=parts.call_s, setup_s=setup_s, overlap=bare.overlap)
@@ -174,9 +178,9 @@ class Comparison:
 
 
 def compare(options: Options, result: Result) -> Comparison | None:
-    """None where there was nothing bare, or the plan is not the one that is predicted."""
+    """None where there was nothing bare."""
     bare = Bare.of(options, result)
-    if bare is None or options.is_direct:
+    if bare is None:
         return None
     guess = predicted(options, bare)
     fastest = min(result.rounds, key=lambda r: r.timings.total_s)

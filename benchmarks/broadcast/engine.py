@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -25,6 +25,7 @@ from aiohttp import web
 from torch import Tensor
 
 from benchmarks.broadcast.memory import PeakMemory, Scratch
+from benchmarks.broadcast.wires import BareWires
 from megatron_magistral.rollout.engine import TensorSpec
 from megatron_magistral.rollout.sglang_answers import RankAnswers
 from megatron_magistral.rollout.sglang_plugin import ACTION_PREFIX, STATE_KEY
@@ -99,8 +100,8 @@ class EngineReport:
 
 
 class MemoryEngine:
-    """One rank. `peers` is the group of the engine's ranks, `bare_groups` is that of the sender and
-    those engine ranks that get the same bytes."""
+    """One rank. `peers` is the group of the engine's ranks, `wires` is what the sender and those
+    engine ranks that get the same bytes share."""
 
     def __init__(
         self,
@@ -108,14 +109,14 @@ class MemoryEngine:
         generator: GeneratorLayout,
         rank: int,
         peers: dist.ProcessGroup,
-        bare_groups: Sequence[dist.ProcessGroup],
+        wires: BareWires,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._tp_rank = rank % generator.tp
         self._tp = generator.tp
         self._peers = peers
-        (self._bare_group,) = bare_groups
+        self._wires = wires
         self._device = device
         self._model = MemoryModel(arch, generator, self._tp_rank, dtype, device)
         self._answers = RankAnswers(self._tp_rank)
@@ -228,10 +229,10 @@ class MemoryEngine:
         num_shares = self._tp // num_parts
         shares = [size // num_shares if payload["copies"] else 0 for size in sizes]
         places = self._scratch.model(sum(shares)).split(shares)
-        dist.barrier(self._bare_group)
+        dist.barrier(self._wires.groups[0])
         cpu_s = time.process_time()
         for buffer, place in zip(buffers, places, strict=True):
-            dist.broadcast(buffer, src=0, group=self._bare_group)
+            self._wires.receive(buffer, COMMAND_TIMEOUT_S, channels=payload["channels"])
             place.copy_(buffer[: len(place)])
         self._now()
         self._bare_cpu_s = time.process_time() - cpu_s

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from benchmarks.broadcast.results import Options
 from megatron_magistral.weights.gather import Mesh
+from megatron_magistral.weights.store_group import Channels, channel_names
 
 
 def join(options: Options) -> int:
@@ -72,6 +73,20 @@ def make_engine_groups(options: Options) -> tuple[Any, list[Any]]:
     parts = [everyone[rank::tp] for rank in range(tp)] if options.is_direct else [everyone]
     groups = [own_group([[0, *part]], wire_backend()) for part in parts]
     return peers, [group for group in groups if group is not None]
+
+
+def make_channels(options: Options) -> list[Channels]:
+    """What the plan `direct` sends over, one for each part that this rank sends or receives."""
+    if options.engine_urls or not options.is_direct:
+        return []
+    first, tp = options.trainer.world_size, options.generator.tp
+    everyone = list(range(first, first + options.generator.world_size))
+    backend = wire_backend()
+    made = [
+        [own_group([[0, *everyone[rank::tp]]], backend) for _ in channel_names("", backend)]
+        for rank in range(tp)
+    ]
+    return [Channels(groups) for groups in made if groups[0] is not None]
 
 
 def exchange_urls(url: str | None) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ class Parts:
 
     gather            the buckets of an update, put together and thrown away
     small_broadcast_s of SMALL_BYTES to all generator ranks
+    in_channels_s     the buckets of an update, sent as the plan `direct` sends runs; None under the
+                      other plan
     copy_in_s         into two warm buffers in turn, as gathering does
     copy_out_s        of one generator rank's share to memory that no cache holds, as loading does
     call_s            a control call to all engines and back
@@ -52,6 +54,7 @@ class Parts:
 
     gather: GatherTime
     small_broadcast_s: float
+    in_channels_s: float | None
     copy_in_s: float
     copy_out_s: float
     call_s: float
@@ -72,7 +75,8 @@ def drain(buckets: Iterator[Any]) -> GatherTime:
 
 class PartsMeter:
     """Rank 0's. `broadcast` sends buffers of these sizes to all generator ranks and returns the
-    seconds; `sizes` are those of the buckets; each of `tp` ranks of a generator loads a share."""
+    seconds, `in_channels` does so as the plan `direct` sends runs; `sizes` are those of the
+    buckets; each of `tp` ranks of a generator loads a share."""
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class PartsMeter:
         self._tp = tp
         self._device = device
         self._scratch = scratch
+        self.in_channels: Callable[[Sequence[int]], float] | None = None
 
     def measure(self, gather: GatherTime) -> Parts:
         """Calls are made one by one between the rest, as in an update: right after another, one
@@ -106,6 +111,7 @@ class PartsMeter:
         return Parts(
             gather=gather,
             small_broadcast_s=small_s,
+            in_channels_s=self.in_channels(self._sizes) if self.in_channels else None,
             copy_in_s=copy_in_s,
             copy_out_s=copy_out_s,
             call_s=statistics.mean(calls_s),

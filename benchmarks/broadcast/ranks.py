@@ -24,6 +24,7 @@ from benchmarks.broadcast.groups import (
     exchange_urls,
     join,
     local_host,
+    make_channels,
     make_engine_groups,
     make_mesh,
     own_device,
@@ -33,6 +34,7 @@ from benchmarks.broadcast.groups import (
 from benchmarks.broadcast.memory import PeakMemory, Scratch
 from benchmarks.broadcast.parts import GatherTime, PartsMeter, drain
 from benchmarks.broadcast.results import Options, Result, Round, SenderCpu
+from benchmarks.broadcast.wires import BareWires
 from megatron_magistral.rollout.engine import ControlTimeouts, EngineControl, Phase
 from megatron_magistral.weights.buffers import Staging
 from megatron_magistral.weights.checksum import ChecksumSettings
@@ -62,14 +64,15 @@ def run_rank(options: Options) -> Result | None:
         mesh = make_mesh(options)
         trainer_ranks = own_group([range(options.trainer.world_size)], "gloo")
         peers, bare_groups = make_engine_groups(options)
+        wires = BareWires(bare_groups, make_channels(options))
         device = own_device()
         if not is_trainer:
             assert peers is not None
-            _run_engine(options, rank - options.trainer.world_size, peers, bare_groups, device)
+            _run_engine(options, rank - options.trainer.world_size, peers, wires, device)
             return None
         assert mesh is not None
         urls = exchange_urls(None) if not options.engine_urls else options.engine_urls
-        return _Trainer(options, mesh, trainer_ranks, urls, bare_groups, device).run()
+        return _Trainer(options, mesh, trainer_ranks, urls, wires, device).run()
     finally:
         dist.destroy_process_group()
 
@@ -78,11 +81,11 @@ def _run_engine(
     options: Options,
     rank: int,
     peers: dist.ProcessGroup,
-    bare_groups: Sequence[dist.ProcessGroup],
+    wires: BareWires,
     device: torch.device,
 ) -> None:
     dtype = getattr(torch, options.dtype)
-    engine = MemoryEngine(options.arch, options.generator, rank, peers, bare_groups, dtype, device)
+    engine = MemoryEngine(options.arch, options.generator, rank, peers, wires, dtype, device)
     if rank % options.generator.tp:
         exchange_urls(None)
         engine.follow()
@@ -104,14 +107,14 @@ class _Trainer:
         mesh: Mesh,
         ranks: dist.ProcessGroup,
         urls: Sequence[str],
-        bare_groups: Sequence[dist.ProcessGroup],
+        wires: BareWires,
         device: torch.device,
     ) -> None:
         self._options = options
         self._mesh = mesh
         self._ranks = ranks
         self._urls = urls
-        self._bare_groups = list(bare_groups)
+        self._wires = wires
         self._device = device
         self._dtype = getattr(torch, options.dtype)
         self._params = parameters(options.arch)
@@ -247,29 +250,36 @@ class _Trainer:
         )
 
     def _bare_broadcast(
-        self, engines: EngineSet, sizes: Sequence[int], *, copies: bool = False
+        self,
+        engines: EngineSet,
+        sizes: Sequence[int],
+        *,
+        copies: bool = False,
+        channels: bool = False,
     ) -> float:
         """Seconds for buffers of these sizes, one after the other, with nothing around them; or
-        with the `copies` that no update can do without, of each next one in and of each one out."""
-        num_parts = len(self._bare_groups)
-        payload = {"sizes": list(sizes), "copies": copies, "num_parts": num_parts}
+        with the `copies` that no update can do without, of each next one in and of each one out;
+        or over the `channels` of the plan `direct`."""
+        num_parts = len(self._wires.groups)
+        payload = {
+            "sizes": list(sizes),
+            "copies": copies,
+            "channels": channels,
+            "num_parts": num_parts,
+        }
         running = engines.start(
             Phase.TRANSFER, partial(_post, path="/bare_broadcast", payload=payload)
         )
         buffers = self._scratch.buffers(sizes)
         parts = [size if copies else 0 for size in sizes]
         sources = self._scratch.model(sum(parts)).split(parts)
-        for group in self._bare_groups:
+        for group in self._wires.groups:
             dist.barrier(group)
         start, cpu_s = self._now(), time.process_time()
         for number, buffer in enumerate(buffers):
             if number == 0:
                 buffer[: parts[0]].copy_(sources[0])
-            shares = buffer.split(len(buffer) // num_parts)
-            works = [
-                dist.broadcast(share, src=0, group=group, async_op=True)
-                for share, group in zip(shares, self._bare_groups, strict=False)
-            ]
+            works = self._wires.send(buffer, self._options.timeout_s, channels=channels)
             for following in range(number + 1, min(number + 2, len(buffers))):
                 buffers[following][: parts[following]].copy_(sources[following])
             for work in works:
@@ -283,7 +293,10 @@ class _Trainer:
     def _meter(self, engines: EngineSet) -> PartsMeter:
         broadcast = partial(self._bare_broadcast, engines)
         tp = self._options.generator.tp
-        return PartsMeter(engines, broadcast, self._sizes, tp, self._device, self._scratch)
+        meter = PartsMeter(engines, broadcast, self._sizes, tp, self._device, self._scratch)
+        if self._options.is_direct:
+            meter.in_channels = partial(broadcast, channels=True)
+        return meter
 
     def _gathered(self, value: Any) -> list[Any]:
         """The values of all trainer ranks, on each of them."""

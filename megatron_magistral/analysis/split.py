@@ -225,7 +225,8 @@ class Forecast:
             int(self.rl.weight_bucket_mib * MIB),
             ITEMSIZE[generator.dtype],
         )
-        cost = predict(replace(plan, trainer=trainer, generator=receivers), self.site.links)
+        plan = replace(plan, trainer=trainer, generator=receivers)
+        cost = predict(plan, self.site.links, self.rl.weight_plan)
         return cost.total_s, cost.pause_s
 
     @property

@@ -5,8 +5,8 @@ from the rank of its expert-parallel group that holds them, then hands the bucke
 stages. The groups of a stage do the same side by side, and nothing crosses between them.
 
 The tensors of a bucket lie behind each other in one buffer, ready to be sent (see `flatten`).
-Memory is that buffer and, where tensors are divided, a scratch of a sixteenth of it or of one
-tensor; a tensor larger than a bucket is one by itself.
+Memory is that buffer and, where tensors are divided, a scratch of a sixteenth of it; a tensor
+larger than a bucket is one by itself.
 
 What is only to be sent need not be everywhere: then the first rank of each stage, its leader, puts
 together the tensors of its stage, and nothing crosses between stages (see `Reach`).
@@ -28,9 +28,7 @@ from torch import Tensor
 from megatron_magistral.weights.buffers import Staging
 from megatron_magistral.weights.join import Divided, JoinOnFirst
 from megatron_magistral.weights.names import Param, Split, local_parts, local_views, shard_shape
-from megatron_magistral.weights.plan import cut
-
-_SCRATCH_SHARE = 16
+from megatron_magistral.weights.plan import cut, filled_bytes, scratch_bytes
 
 
 @dataclass(frozen=True)
@@ -156,11 +154,18 @@ def gather_hf(
         held = {mesh.pp_rank: in_order} if takes_part else {}
     else:
         held = _held_by_stage(in_order, mesh)
-    scratch_bytes = bucket_bytes // _SCRATCH_SHARE
     staging = staging or Staging()
     gather = _Gather(
-        local, mesh, scratch_bytes, dtype, owners, seconds or GatherSeconds(), reach, staging
+        local,
+        mesh,
+        scratch_bytes(bucket_bytes),
+        dtype,
+        owners,
+        seconds or GatherSeconds(),
+        reach,
+        staging,
     )
+    most_bytes = filled_bytes(bucket_bytes, mesh.tp_size)
     gather.lends = lends and reach is Reach.LEADERS and mesh.ep_size == 1
     gather.synchronises = seconds is not None
     try:
@@ -170,7 +175,7 @@ def gather_hf(
                 for name in stage_names
                 for i in range(len(params[name].sources))
             ]
-            for bucket in cut(sources, lambda s: s.shape.numel() * dtype.itemsize, bucket_bytes):
+            for bucket in cut(sources, lambda s: s.shape.numel() * dtype.itemsize, most_bytes):
                 yield gather.bucket(stage, bucket)
     finally:
         staging.rest()
@@ -256,30 +261,31 @@ class _Gather:
             for source, target in named:
                 if source.name not in is_divided:
                     source.copy_to(target, self.local)
-        groups = cut(divided, lambda item: item[1].nbytes, self.scratch_bytes)
         if self.reach is Reach.LEADERS:
-            self._join_on_first(groups)
+            self._join_on_first(divided)
             return
-        for group in groups:
+        for group in cut(divided, lambda item: item[1].nbytes, self.scratch_bytes):
             self._fill_divided(group)
 
-    def _join_on_first(self, groups: Iterator[list[tuple[_Source, Tensor]]]) -> None:
+    def _join_on_first(self, named: Sequence[tuple[_Source, Tensor]]) -> None:
         """As `_fill_divided`, but for the first rank of the group alone."""
-        tp_size = self.mesh.tp_size
+        pieces = [piece for source, target in named for piece in self._pieces(source, target)]
         with self._timed("wire_s"):
             join = JoinOnFirst(self.mesh.tp_group, self.staging.arriving)
-            for group in groups:
-                join.start(
-                    [
-                        Divided(
-                            source.local(self.local, tp_size),
-                            target,
-                            axis=int(source.param.split is Split.COLUMNS),
-                        )
-                        for source, target in group
-                    ]
-                )
+            for group in cut(pieces, lambda piece: piece.target.nbytes, self.scratch_bytes):
+                join.start(group)
             join.finish()
+
+    def _pieces(self, source: _Source, target: Tensor) -> Iterator[Divided]:
+        """All of it where parts are of rows, which arrive where they belong; so many rows at a time
+        as fit the scratch where they are of columns, which do not."""
+        part = source.local(self.local, self.mesh.tp_size)
+        if source.param.split is not Split.COLUMNS:
+            yield Divided(part, target, axis=0)
+            return
+        num_rows = max(1, self.scratch_bytes // target[:1].nbytes)
+        for of_part, of_target in zip(part.split(num_rows), target.split(num_rows), strict=True):
+            yield Divided(of_part, of_target, axis=1)
 
     def _fill_divided(self, group: Sequence[tuple[_Source, Tensor]]) -> None:
         """One collective for all tensors of the group."""

@@ -1,6 +1,6 @@
 """Tensors that are divided over a group of ranks, put together on its first rank alone.
 
-Parts of rows arrive where they belong; parts of columns by way of a scratch of the same size. Only
+Parts of rows arrive where they belong; parts of columns by way of a scratch of their size. Only
 the bytes that the first rank lacks travel, which over gloo, where ranks share the cores, is half
 of what an all-gather costs.
 """

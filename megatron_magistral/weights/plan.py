@@ -38,6 +38,7 @@ from megatron_magistral.weights.placement import (
 from megatron_magistral.weights.settings import PlanKind
 
 DEFAULT_BUCKET_BYTES = 512 << 20
+_SCRATCH_SHARE = 16
 
 Item = TypeVar("Item")
 
@@ -148,6 +149,17 @@ def cut(
         yield bucket
 
 
+def filled_bytes(bucket_bytes: int, tp: int) -> int:
+    """How far a gathered bucket is filled. Where tensors are divided over `tp` ranks, what arrives
+    for a bucket takes memory, too: two buckets and two scratches for it are no more than two
+    whole buckets."""
+    return bucket_bytes if tp == 1 else bucket_bytes - scratch_bytes(bucket_bytes)
+
+
+def scratch_bytes(bucket_bytes: int) -> int:
+    return bucket_bytes // _SCRATCH_SHARE
+
+
 def gather_plan(
     arch: Architecture,
     trainer: TrainerLayout,
@@ -206,12 +218,13 @@ def _gather_buckets(
 ) -> _Content:
     placed = tuple(tensors(arch, trainer))
     size = _sizes(placed, itemsize)
+    filled = filled_bytes(bucket_bytes, trainer.tp)
     everyone = tuple(range(generator.tp))
     buckets: list[Bucket] = []
     for stage, numbered in groupby(enumerate(placed), key=lambda item: item[1].stage):
         stream = Stream(stage, is_expert=False, ep_rank=0, part=0, tp_ranks=everyone)
         whole = [Piece(number, Range(0, tensor.length)) for number, tensor in numbered]
-        buckets += _filled(stream, whole, size, bucket_bytes)
+        buckets += _filled(stream, whole, size, filled)
     return placed, tuple(buckets)
 
 

@@ -18,8 +18,9 @@ from megatron_magistral.trainer.layout import LayoutError
 from megatron_magistral.weights.architecture import Architecture, ArchitectureError
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import direct_plan, gather_plan
-from megatron_magistral.weights.plan_cost import Links, Prediction, predict
+from megatron_magistral.weights.plan_cost import Links, Prediction, Senders, predict
 from megatron_magistral.weights.presets import find_model, num_parameters
+from megatron_magistral.weights.settings import PlanKind
 
 BAD_INPUT = 2
 TARGET_S = 5.0  # arXiv 2506.10910, section 3
@@ -99,7 +100,7 @@ def weights(
     link: Annotated[list[str] | None, typer.Option(help=LINK_HELP)] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Predict the time, the pause and the memory of a weight update, by both plans."""
+    """Predict the time, the pause and the memory of a weight update, by each plan."""
     layouts = Layouts(tp, pp, ep, generator_tp, generator_ep, trainer_share)
     try:
         _check(trainer_share, json_file)
@@ -112,10 +113,10 @@ def weights(
     for num_gpus in gpus:
         try:
             trainer, generator = layouts.on(num_gpus)
-            plans = [
+            gather, direct = (
                 make(arch, trainer, generator, bucket_bytes=bucket_mib * MIB, itemsize=wire_bytes)
                 for make in (gather_plan, direct_plan)
-            ]
+            )
         except LayoutError as error:
             problems.append(f"--gpus {num_gpus}: {error}")
             continue
@@ -124,13 +125,18 @@ def weights(
             for what, held_gib in _held_gib(arch, trainer, generator, wire_bytes).items()
             if held_gib > gpu_memory_gib
         ]
-        for prediction in (predict(plan, links) for plan in plans):
+        for prediction in (
+            predict(gather, links),
+            predict(gather, links, PlanKind.DIRECT),
+            predict(direct, links),
+        ):
             for table, cells in zip(tables, _cells(prediction), strict=True):
-                table.add_row(str(num_gpus), prediction.kind.value, *cells)
+                table.add_row(str(num_gpus), _label(prediction), *cells)
             rows.append({"gpus": num_gpus, **asdict(prediction)})
     if rows:
         console.print(_headline(model, arch, wire_bytes), highlight=False, soft_wrap=True)
         console.print(*tables)
+        console.print("direct*: if every rank that holds a part sent it, which is not built")
     for problem in problems:
         console.print(problem, style="yellow", highlight=False, soft_wrap=True)
     if json_file is not None:
@@ -210,6 +216,10 @@ def _tables() -> tuple[Table, Table]:
         for column in columns:
             table.add_column(column, justify="right", no_wrap=True)
     return tables
+
+
+def _label(p: Prediction) -> str:
+    return p.kind.value + ("*" if p.senders is Senders.HOLDERS else "")
 
 
 def _cells(p: Prediction) -> tuple[list[str], list[str]]:

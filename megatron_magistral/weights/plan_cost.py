@@ -7,8 +7,10 @@ first rank of each pipeline stage:
     and the next is gathered; load, meanwhile the next is announced  |  checksum  |  stamp, end,
     resume
 
-A direct plan is bounded by its busiest rank: all that it sends or receives, one transfer after the
-other, while packing and loading go on beside it. Its receiver takes one call for the whole update.
+Delivered `direct`, the same senders bring each part to the ranks that hold it: more operations and
+no loading. A direct plan has every rank send what it holds, which is not built; it is bounded by
+its busiest rank: all that this sends or receives, one transfer after the other, while packing and
+loading go on beside it. Its receiver takes one call for the whole update.
 
 Trainer and generators are on nodes of their own, unless all fit into one. GB is 1e9 bytes.
 """
@@ -18,8 +20,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from megatron_magistral.weights.checksum import ChecksumSettings
+from megatron_magistral.weights.parts import RUN_BYTES
 from megatron_magistral.weights.plan import Bucket, Plan, Stream
 from megatron_magistral.weights.settings import PlanKind
 
@@ -76,6 +80,13 @@ class Links:
         return self.http_call_s + num_engines * each_s
 
 
+class Senders(StrEnum):
+    """Whose links carry an update."""
+
+    LEADERS = "leaders"  # the first rank of each pipeline stage
+    HOLDERS = "holders"  # every rank that holds a part of it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Seconds, and bytes of the busiest rank.
@@ -86,6 +97,7 @@ class Prediction:
     """
 
     kind: PlanKind
+    senders: Senders
     num_buckets: int
     first_bucket_s: float
     gather_s: float
@@ -105,11 +117,12 @@ class Prediction:
     generator_extra_bytes: int
 
 
-def predict(plan: Plan, links: Links) -> Prediction:
-    """The cost of one update."""
+def predict(plan: Plan, links: Links, delivery: PlanKind | None = None) -> Prediction:
+    """The cost of one update. `delivery` is how leaders bring the buckets of a gather plan to
+    engines: whole (`gather`, the default), or each part alone (`direct`)."""
     if plan.kind is PlanKind.DIRECT:
         return _predict_direct(plan, links)
-    return _predict_gather(plan, links)
+    return _predict_gather(plan, links, delivery or plan.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,17 +193,19 @@ def follow(
     )
 
 
-def _predict_gather(plan: Plan, links: Links) -> Prediction:
-    trainer = plan.trainer
-    costs = [_bucket_cost(plan, bucket, links) for bucket in plan.buckets]
+def _predict_gather(plan: Plan, links: Links, delivery: PlanKind) -> Prediction:
+    trainer, is_direct = plan.trainer, delivery is PlanKind.DIRECT
+    costs = [_bucket_cost(plan, bucket, links, delivery) for bucket in plan.buckets]
     call_s = links.calls(plan.generator.replicas)
     times = follow(costs, call_s=call_s, num_leaders=trainer.pp)
     of_stage: defaultdict[int, int] = defaultdict(int)
     for bucket in plan.buckets:
         of_stage[bucket.stage] += bucket.num_bytes
     largest = max(bucket.num_bytes for bucket in plan.buckets)
+    num_shares = plan.generator.tp if is_direct else 1
     return Prediction(
-        kind=plan.kind,
+        kind=delivery,
+        senders=Senders.LEADERS,
         num_buckets=len(plan.buckets),
         first_bucket_s=times.first_bucket_s,
         gather_s=sum(cost.gather_s for cost in costs),
@@ -204,14 +219,14 @@ def _predict_gather(plan: Plan, links: Links) -> Prediction:
         pause_s=times.pause_s,
         total_s=times.total_s,
         sent_bytes=max(of_stage.values()),
-        received_bytes=sum(of_stage.values()),
+        received_bytes=sum(of_stage.values()) // num_shares,
         gathered_bytes=max(of_stage.values()) * (trainer.tp - 1) // trainer.tp,
         trainer_extra_bytes=2 * largest,  # one on the wire, the next being filled
-        generator_extra_bytes=largest,
+        generator_extra_bytes=min(largest, RUN_BYTES) if is_direct else largest,
     )
 
 
-def _bucket_cost(plan: Plan, bucket: Bucket, links: Links) -> BucketCost:
+def _bucket_cost(plan: Plan, bucket: Bucket, links: Links, delivery: PlanKind) -> BucketCost:
     trainer, generator = plan.trainer, plan.generator
     size = bucket.num_bytes / GB
     tensors = len(bucket.pieces)
@@ -220,16 +235,23 @@ def _bucket_cost(plan: Plan, bucket: Bucket, links: Links) -> BucketCost:
     gather_s = 0.0
     if parts > 1:
         gather_s += links.collective_s + size * (parts - 1) / parts / links.span(parts)
+    load_s = size / generator.tp / links.hbm_copy_gb_s + tensors * links.tensor_s
+    num_operations, num_receivers = 1, generator.world_size
+    if delivery is PlanKind.DIRECT:
+        # To each rank number by itself; operations follow each other without a pause.
+        num_holders = generator.tp // generator.ep if is_expert else generator.tp
+        num_operations, num_receivers = tensors * num_holders, generator.replicas
+        load_s = 0.0
     world_size = trainer.world_size + generator.world_size
     return BucketCost(
         gather_s=gather_s,
         convert_s=size / links.hbm_copy_gb_s + tensors * links.tensor_s,
         digest_s=size / ChecksumSettings().sample_stride / links.hbm_copy_gb_s,
         call_s=links.calls(generator.replicas, tensors),
-        wire_s=links.collective_s
-        + generator.world_size * links.hop_s
+        wire_s=num_operations * links.collective_s
+        + num_receivers * links.hop_s
         + size / links.span(world_size),
-        load_s=size / generator.tp / links.hbm_copy_gb_s + tensors * links.tensor_s,
+        load_s=load_s,
     )
 
 
@@ -270,6 +292,7 @@ def _predict_direct(plan: Plan, links: Links) -> Prediction:
     largest = max(bucket.num_bytes for bucket in plan.buckets)
     return Prediction(
         kind=plan.kind,
+        senders=Senders.HOLDERS,
         num_buckets=len(plan.buckets),
         first_bucket_s=first_s,
         gather_s=0.0,

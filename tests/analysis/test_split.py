@@ -17,6 +17,7 @@ from megatron_magistral.analysis.split import Forecast, Site, divide
 from megatron_magistral.config_file import load
 from megatron_magistral.placement import PlacementError
 from megatron_magistral.weights.presets import PRESETS, num_parameters
+from megatron_magistral.weights.settings import PlanKind
 
 SMALL = PRESETS["magistral-small-24b"]
 CONFIG = load(Path(__file__).parents[2] / "configs" / "small_rl.yaml", check_files=False)
@@ -102,6 +103,14 @@ def test_measured_speeds_replace_the_model():
     assert plan.train_tokens_per_s == 123.0
     assert plan.update_times == (3.0, 1.0)
     assert plan.speeds.start_s == 0.5 / CONFIG.generator.num_replicas
+
+
+def test_an_update_is_that_of_the_plan_of_the_run():
+    slow_loads = replace(SITE, links=replace(SITE.links, hbm_copy_gb_s=10.0))
+    (gather_s, _), (direct_s, _) = (
+        forecast(slow_loads, weight_plan=kind).update_times for kind in PlanKind
+    )
+    assert direct_s < gather_s  # which loads what it has received
 
 
 def test_completions_that_caches_do_not_hold_are_noted():

@@ -80,11 +80,14 @@ def test_under_the_plan_direct_each_rank_gets_its_own_part_alone() -> None:
     assert len(measured.engines) == 4
     assert all(e.receive_s > 0 and e.load_s == 0 for e in measured.engines)
     assert measured.timings.num_checked > 0
+    comparison = compare(options, result)
+    assert comparison is not None and comparison.predicted_s > 0
 
 
 PARTS = Parts(
     gather=GatherTime(first_s=10.0, all_s=13.0),
     small_broadcast_s=0.1,
+    in_channels_s=None,
     copy_in_s=1.0,
     copy_out_s=4.0,
     call_s=0.5,
@@ -101,6 +104,14 @@ def test_a_prediction_is_the_sum_of_what_was_measured_apart() -> None:
     calls_s = (6 + len(plan.buckets)) * 0.5
     assert times.total_s == pytest.approx(13.0 + 20.0 + 4.0 + calls_s, rel=1e-6)
     assert times.first_bucket_s == pytest.approx(10.0)
+
+
+def test_under_the_plan_direct_a_prediction_counts_channels_and_no_loading() -> None:
+    options, parts = replace(OPTIONS, plan=PlanKind.DIRECT), replace(PARTS, in_channels_s=16.0)
+    plan = gather_plan(OPTIONS.arch, OPTIONS.trainer, OPTIONS.generator, bucket_bytes=MIB)
+    times = predicted(options, Bare(parts, broadcast_s=20.0, overlap=0.0))
+    calls_s = (6 + len(plan.buckets)) * 0.5
+    assert times.total_s == pytest.approx(13.0 + 16.0 + calls_s, rel=1e-6)
 
 
 def test_what_hides_behind_a_broadcast_is_what_its_ranks_leave_of_the_cores() -> None:

@@ -22,7 +22,8 @@ def test_the_table_and_the_file_say_the_same(tmp_path: Path) -> None:
     code, output = run("--gpus", "64", "--json", str(path))
     assert code == 0
     document = json.loads(path.read_text())
-    assert [p["kind"] for p in document["predictions"]] == ["gather", "direct"]
+    kinds = [(p["kind"], p["senders"]) for p in document["predictions"]]
+    assert kinds == [("gather", "leaders"), ("direct", "leaders"), ("direct", "holders")]
     for prediction in document["predictions"]:
         assert f"{prediction['total_s']:.2f}" in output
 

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import direct_plan, gather_plan
-from megatron_magistral.weights.plan_cost import BucketCost, Links, Prediction, follow, predict
+from megatron_magistral.weights.plan_cost import (
+    BucketCost,
+    Links,
+    Prediction,
+    Senders,
+    follow,
+    predict,
+)
 from megatron_magistral.weights.presets import PRESETS, find_model, num_parameters, sized
 from megatron_magistral.weights.settings import PlanKind
 
@@ -42,6 +49,18 @@ def test_a_direct_update_moves_to_each_rank_a_share_of_the_bytes() -> None:
     prediction = of(PlanKind.DIRECT, Links(), trainer, generator)
     share = 2 * num_parameters(SMALL) / 8
     assert share < prediction.received_bytes < 1.001 * share  # norms are everyone's
+
+
+def test_leaders_that_send_each_part_alone_send_as_much_and_nothing_is_loaded() -> None:
+    """Every part of a tensor leaves the same rank; it is received once, not by every rank."""
+    plan = gather_plan(SMALL, TrainerLayout(tp=8), GeneratorLayout(replicas=4, tp=8))
+    whole, parts = (predict(plan, FREE, delivery) for delivery in PlanKind)
+    assert (parts.kind, parts.senders) == (PlanKind.DIRECT, Senders.LEADERS)
+    assert parts.sent_bytes == whole.sent_bytes and parts.wire_s == pytest.approx(whole.wire_s)
+    assert parts.received_bytes == whole.received_bytes // 8
+    assert parts.load_s == 0 < whole.load_s and parts.total_s < whole.total_s
+    slow = replace(FREE, collective_s=1e-3)
+    assert predict(plan, slow, PlanKind.DIRECT).wire_s > predict(plan, slow).wire_s
 
 
 def test_in_one_node_the_wire_is_nvlink_or_where_there_is_none_pcie() -> None:
