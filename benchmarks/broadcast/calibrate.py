@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from benchmarks.broadcast.parts import NUM_NAMED, GatherTime, Parts
 from benchmarks.broadcast.results import Options, Result, Round
 from megatron_magistral.weights.checksum import HEAD_BYTES, ChecksumSettings
+from megatron_magistral.weights.parts import LARGE_BYTES
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import Bucket, Plan, gather_plan
 from megatron_magistral.weights.plan_cost import GB, BucketCost, Timeline, follow
@@ -62,7 +63,7 @@ def _fastest(parts: Sequence[Parts]) -> Parts:
 
 def predicted(options: Options, bare: Bare) -> Timeline:
     """An update, from bare operations of the same layout. Under the plan `direct` bytes go over
-    channels and nothing is loaded."""
+    channels, and instead of loading there are copies of what is not sent from where it is."""
     plan = _plan(options)
     num_bytes = sum(bucket.num_bytes for bucket in plan.buckets)
     rate, setup_s = _gathering(bare.parts.gather, plan.buckets[0].num_bytes, num_bytes)
@@ -75,6 +76,11 @@ def predicted(options: Options, bare: Bare) -> Timeline:
         share, tensors = bucket.num_bytes / num_bytes, len(bucket.pieces)
         checked = sampled_bytes(plan, bucket) if options.checksums else 0.0
         load_s = share * parts.copy_out_s + tensors * parts.tensor_s
+        if options.is_direct:
+            packed, unpacked = packed_bytes(plan, bucket)
+            share_bytes = num_bytes / options.generator.tp  # what `copy_out_s` is for
+            load_s = packed / num_bytes * parts.copy_in_s
+            load_s += unpacked / share_bytes * parts.copy_out_s
         costs.append(
             BucketCost(
                 gather_s=rate * bucket.num_bytes,
@@ -82,7 +88,7 @@ def predicted(options: Options, bare: Bare) -> Timeline:
                 digest_s=checked / GB / parts.digest_gb_s,
                 call_s=parts.call_s + tensors * named_s,
                 wire_s=parts.small_broadcast_s + share * wire_s,
-                load_s=0.0 if options.is_direct else load_s,
+                load_s=load_s,
             )
         )
     return follow(costs, call_s=parts.call_s, setup_s=setup_s, overlap=bare.overlap)
@@ -129,6 +135,24 @@ def _plan(options: Options) -> Plan:
         bucket_bytes=options.bucket_bytes,
         itemsize=itemsize,
     )
+
+
+def packed_bytes(plan: Plan, bucket: Bucket) -> tuple[float, float]:
+    """(bytes that the sender packs, bytes that one engine rank takes out of what was packed), under
+    the plan `direct`: small parts are packed together, and columns are not one run anywhere."""
+    tp = plan.generator.tp
+    packed = unpacked = 0.0
+    tensors = [plan.tensors[piece.tensor] for piece in bucket.pieces]
+    itemsize = bucket.num_bytes / sum(tensor.num_elements for tensor in tensors)
+    for tensor in tensors:
+        num_bytes = tensor.num_elements * itemsize
+        part = num_bytes if tensor.axis is None else num_bytes / tp
+        is_small = part < LARGE_BYTES
+        if is_small or (tensor.axis == 1 and tp > 1):
+            packed += part * tp
+        if is_small:
+            unpacked += part
+    return packed, unpacked
 
 
 def cases(options: Options) -> list[Options]:

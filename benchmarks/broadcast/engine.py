@@ -154,8 +154,7 @@ class MemoryEngine:
     def pause_generation(self, payload: dict[str, Any]) -> Any:
         self._report = EngineReport(bare_cpu_s=self._bare_cpu_s)
         self._cpu_s = time.process_time()
-        if self._num_updates == 1:  # the first one reads back every tensor
-            self._buffer = None
+        if self._num_updates == 0:  # later ones use the memory of the first one again
             self._memory.start()
         self._num_updates += 1
         self._paused_at = time.monotonic()

@@ -166,14 +166,16 @@ class _Trainer:
             checksums=None if self._options.checksums else NO_CHECKSUMS,
             peers=peer_lanes(self._mesh, self._links, self._timeouts),
             plan=self._options.plan,
+            packing=self._staging.packing,
         )
 
     def _warm_up(self, sender: WeightSender, engines: EngineSet, result: Result) -> None:
-        """The first update checks all that arrived; the second one is measured for its memory."""
-        self._round(sender, engines)
-        last = self._round(sender, engines, measures_memory=True)
+        """The first update checks all that arrived; trainer ranks measure the memory of the second
+        one, anew. Engines keep theirs from the first one on."""
+        first = self._round(sender, engines)
+        self._round(sender, engines, measures_memory=True)
         result.trainer_extra_bytes = self._gathered(self._memory.extra_bytes())
-        result.generator_extra_bytes = [report.extra_bytes for report in last.engines]
+        result.generator_extra_bytes = [report.extra_bytes for report in first.engines]
 
     def _round(
         self, sender: WeightSender, engines: EngineSet, measures_memory: bool = False
@@ -207,7 +209,8 @@ class _Trainer:
         leader: Leader | None = None
         if self._links:
             (link,) = self._links
-            lane = OwnLane(local_host(), wire_backend(), self._timeouts)
+            packing = self._staging.packing
+            lane = OwnLane(local_host(), wire_backend(), self._timeouts, packing)
             leader = Leader(lane, link, self._dtype, patience_s=self._options.timeout_s)
             leader.serve(())
         take_part = drain if leader is None else leader.serve
@@ -224,7 +227,7 @@ class _Trainer:
 
     def _start_memory(self) -> None:
         """What an update takes counts from here on, with what it keeps for the next."""
-        self._staging = Staging()
+        self._staging.drop()
         self._memory.start()
 
     def _cpu_of_senders(self, work: Callable[[], object]) -> float:

@@ -121,7 +121,8 @@ class WeightPublisher:
             self._sender.release()
         elif mesh.is_leader:
             (link,) = self._links
-            lane = OwnLane(settings.host, _wire_backend(), _timeouts(config))
+            packing = trainer.staging.packing
+            lane = OwnLane(settings.host, _wire_backend(), _timeouts(config), packing)
             self._leader = Leader(lane, link, self._dtype, patience_s)
             self._leader.serve(())
 
@@ -211,6 +212,7 @@ def _make_sender(
         checksums=settings.checksums,
         peers=peer_lanes(trainer.mesh, links, timeouts),
         plan=config.rl.weight_plan,
+        packing=trainer.staging.packing,
     )
 
 

@@ -49,21 +49,32 @@ class TurnBuffers:
     def rest(self) -> None:
         """Nothing is taken for a while. What is in use stays as it is until the next `take`."""
         if self._buffers and self._buffers[0].device.type != "cpu":
-            self._buffers.clear()
+            self.drop()
+
+    def drop(self) -> None:
+        """Give back what nothing is in."""
+        self._buffers.clear()
 
 
 class Staging:
-    """Where the buckets of one rank are put together, update after update."""
+    """The memory that updates take on a rank that sends, one after the other."""
 
     def __init__(self) -> None:
         self.buckets = TurnBuffers()
         self.arriving = TurnBuffers()
         """Parts of other ranks, on their way into a bucket."""
+        self.packing = TurnBuffers(1)
+        """Parts for engine ranks that are not one run of bytes anywhere."""
 
     def rest(self) -> None:
         """No bucket is put together for a while."""
         self.buckets.rest()
         self.arriving.rest()
+
+    def drop(self) -> None:
+        """Between two updates: give everything back."""
+        for buffers in (self.buckets, self.arriving, self.packing):
+            buffers.drop()
 
 
 def as_one(tensors: Sequence[Tensor]) -> Tensor | None:

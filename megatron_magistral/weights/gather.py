@@ -165,7 +165,7 @@ def gather_hf(
         reach,
         staging,
     )
-    most_bytes = filled_bytes(bucket_bytes, mesh.tp_size)
+    most_bytes = filled_bytes(bucket_bytes)
     gather.lends = lends and reach is Reach.LEADERS and mesh.ep_size == 1
     gather.synchronises = seconds is not None
     try:

@@ -115,9 +115,16 @@ class BucketSource:
 
 
 class OwnLane:
-    """The lane of this process. `host_address` is where engines reach it."""
+    """The lane of this process. `host_address` is where engines reach it; what has to be packed is
+    packed in one of `packing`."""
 
-    def __init__(self, host_address: str, backend: str, timeouts: ControlTimeouts) -> None:
+    def __init__(
+        self,
+        host_address: str,
+        backend: str,
+        timeouts: ControlTimeouts,
+        packing: TurnBuffers | None = None,
+    ) -> None:
         self._host_address = host_address
         self._backend = backend
         self._timeouts = timeouts
@@ -127,7 +134,7 @@ class OwnLane:
         self._sending: Sending | None = None
         self._digester = Digester({})
         self._held: Held | None = None
-        self._packing = TurnBuffers(1)
+        self._packing = packing or TurnBuffers(1)
 
     @property
     def group_name(self) -> str:

@@ -149,11 +149,11 @@ def cut(
         yield bucket
 
 
-def filled_bytes(bucket_bytes: int, tp: int) -> int:
-    """How far a gathered bucket is filled. Where tensors are divided over `tp` ranks, what arrives
-    for a bucket takes memory, too: two buckets and two scratches for it are no more than two
-    whole buckets."""
-    return bucket_bytes if tp == 1 else bucket_bytes - scratch_bytes(bucket_bytes)
+def filled_bytes(bucket_bytes: int) -> int:
+    """How far a gathered bucket is filled. What arrives for it from tensor-parallel ranks takes
+    memory, too, and so do digests and calls: with two buckets that is no more than two whole
+    ones."""
+    return bucket_bytes - scratch_bytes(bucket_bytes)
 
 
 def scratch_bytes(bucket_bytes: int) -> int:
@@ -218,7 +218,7 @@ def _gather_buckets(
 ) -> _Content:
     placed = tuple(tensors(arch, trainer))
     size = _sizes(placed, itemsize)
-    filled = filled_bytes(bucket_bytes, trainer.tp)
+    filled = filled_bytes(bucket_bytes)
     everyone = tuple(range(generator.tp))
     buckets: list[Bucket] = []
     for stage, numbered in groupby(enumerate(placed), key=lambda item: item[1].stage):

@@ -34,6 +34,7 @@ from megatron_magistral.rollout.engine import (
     Phase,
     TensorSpec,
 )
+from megatron_magistral.weights.buffers import TurnBuffers
 from megatron_magistral.weights.checksum import ChecksumSettings
 from megatron_magistral.weights.delivery import DELIVERIES, Delivery, EngineAddress, Gathered, Held
 from megatron_magistral.weights.engine_set import EngineSet, Step
@@ -103,8 +104,8 @@ class WeightSender:
     `peers` are the leaders of the other pipeline stages, in their order; they must be serving while
     `connect` or `send` runs, until `release`. `manifest` names every tensor that an update consists
     of. `host` is the address of this process as engines reach it. `dtype` is what engines compute
-    in; tensors are converted while they are flattened. `plan` says who gets what, see delivery.py.
-    Use it as a context manager or call `close`.
+    in; tensors are converted while they are flattened. `plan` says who gets what, see delivery.py;
+    `packing` is as in `OwnLane`. Use it as a context manager or call `close`.
     """
 
     def __init__(
@@ -118,12 +119,13 @@ class WeightSender:
         checksums: ChecksumSettings | None = None,
         peers: Sequence[PeerLane] = (),
         plan: PlanKind = PlanKind.GATHER,
+        packing: TurnBuffers | None = None,
     ) -> None:
         self._manifest = tuple(manifest)
         self._checksums = checksums or ChecksumSettings()
         self._dtype = dtype
         self._timeouts = timeouts or ControlTimeouts()
-        self._own = OwnLane(host, backend, self._timeouts)
+        self._own = OwnLane(host, backend, self._timeouts, packing)
         self._peers = tuple(peers)
         self._lanes: tuple[Lane, ...] = (self._own, *self._peers)
         self._make_delivery = DELIVERIES[plan]

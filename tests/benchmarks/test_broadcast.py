@@ -15,6 +15,7 @@ from benchmarks.broadcast.calibrate import (
     cases,
     compare,
     overlap_of,
+    packed_bytes,
     predicted,
     sampled_bytes,
     spread,
@@ -106,12 +107,24 @@ def test_a_prediction_is_the_sum_of_what_was_measured_apart() -> None:
     assert times.first_bucket_s == pytest.approx(10.0)
 
 
-def test_under_the_plan_direct_a_prediction_counts_channels_and_no_loading() -> None:
+def test_under_the_plan_direct_a_prediction_counts_channels_and_copies_of_small_parts() -> None:
+    """Of 4 MiB in matrices below a mebibyte, every part is: all is packed, and taken out again."""
     options, parts = replace(OPTIONS, plan=PlanKind.DIRECT), replace(PARTS, in_channels_s=16.0)
     plan = gather_plan(OPTIONS.arch, OPTIONS.trainer, OPTIONS.generator, bucket_bytes=MIB)
     times = predicted(options, Bare(parts, broadcast_s=20.0, overlap=0.0))
     calls_s = (6 + len(plan.buckets)) * 0.5
-    assert times.total_s == pytest.approx(13.0 + 16.0 + calls_s, rel=1e-6)
+    assert times.total_s == pytest.approx(13.0 + 16.0 + 1.0 + 4.0 + calls_s, rel=0.01)
+
+
+def test_under_the_plan_direct_large_rows_are_not_copied_and_columns_only_by_the_sender() -> None:
+    arch, trainer = sized(256), TrainerLayout()
+    for tp in (1, 2):
+        plan = gather_plan(arch, trainer, GeneratorLayout(tp=tp))
+        (bucket,) = plan.buckets
+        packed, unpacked = packed_bytes(plan, bucket)
+        columns = sum(2 * t.num_elements for t in plan.tensors if t.axis == 1)
+        assert unpacked < bucket.num_bytes / 10 and 0 < columns < bucket.num_bytes
+        assert packed == pytest.approx(unpacked * tp + (columns if tp > 1 else 0), rel=0.05)
 
 
 def test_what_hides_behind_a_broadcast_is_what_its_ranks_leave_of_the_cores() -> None:
