@@ -81,13 +81,16 @@ class Channels:
         backend: str,
         timeout_s: float,
     ) -> Channels:
-        """As `join_at_store`, of several groups."""
-        return cls(
-            [
-                join_at_store(store, channel, rank, world_size, backend, timeout_s)
-                for channel in channel_names(name, backend)
-            ]
-        )
+        """As `join_at_store`, of several groups: all or none."""
+        joined = cls([])
+        try:
+            for channel in channel_names(name, backend):
+                group = join_at_store(store, channel, rank, world_size, backend, timeout_s)
+                joined = cls([*joined.groups, group])
+        except RuntimeError:
+            joined.leave()
+            raise
+        return joined
 
     def send(self, data: Tensor, timeout_s: float) -> list[dist.Work]:
         """Start to bring `data` [bytes] from rank 0 to all others, which call `receive` for all

@@ -190,7 +190,7 @@ class FakeEngine:
         store = dist.TCPStore(payload["master_address"], payload["master_port"], None, False)
         rank, world_size = payload["rank_offset"], payload["world_size"]
         name = payload["group_name"]
-        self._groups[name] = _gloo(store, name, rank, world_size)
+        self._groups[name] = gloo_at_store(store, name, rank, world_size)
         return None
 
     def destroy_weights_update_group(self, payload: dict[str, Any]) -> str | None:
@@ -297,7 +297,7 @@ class _Receiver(Receiver):
         self._timeout_s = GROUP_TIMEOUT.total_seconds()
         store = dist.TCPStore(group["host"], group["port"], None, False)
         names = channel_names(part_name(group["name"], 0), group["backend"])
-        groups = [_gloo(store, name, group["rank"], group["world_size"]) for name in names]
+        groups = [gloo_at_store(store, name, group["rank"], group["world_size"]) for name in names]
         self._groups[group["name"]] = Channels(groups)
 
     def leave(self, name: str) -> None:
@@ -307,7 +307,7 @@ class _Receiver(Receiver):
         self._groups.clear()
 
 
-def _gloo(store: dist.Store, name: str, rank: int, world_size: int) -> Any:
+def gloo_at_store(store: dist.Store, name: str, rank: int, world_size: int) -> Any:
     """As torch's helper makes it, which knows each name only once in a process."""
     for prefix in (name, f"{name}/", "cpu/"):
         store = dist.PrefixStore(prefix, store)
