@@ -3,7 +3,7 @@
     B  bytes of a tensor    L  lanes of 8 bytes
 
 Pure, on whatever device the tensor is. Engines run `digest` on what they loaded, the trainer on
-what it sent: this file needs nothing but torch, so that SGLang's own processes can import it.
+what it sent: this file needs torch and NumPy alone, so that SGLang's own processes can import it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ BLOCK_LANES = 1 << 12
 BLOCKS_AT_A_TIME = 1 << 4
 LANE_BYTES = 8
 HEAD_BYTES = 64 << 10
+
+_HALF = np.uint64(32)
 
 # The constants of splitmix64, as signed 64-bit integers.
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -43,7 +46,7 @@ def digest(tensor: Tensor) -> Tensor:
     sums = places.new_empty(num_whole + 1)  # of each block, and of what is left
     for start in range(0, num_whole, BLOCKS_AT_A_TIME):
         stop = min(start + BLOCKS_AT_A_TIME, num_whole)
-        sums[start:stop] = _weighted(_folded(blocks[start:stop]), places)
+        sums[start:stop] = _weighted(blocks[start:stop], places)
     rest = lanes_L[num_whole * BLOCK_LANES :]
     sums[num_whole] = (_folded(rest) * places[: len(rest)]).sum()
     size = torch.full((), tensor.nbytes, dtype=torch.int64, device=tensor.device) * _STEP
@@ -76,10 +79,19 @@ def _folded(lanes: Tensor) -> Tensor:
 
 
 def _weighted(blocks: Tensor, places: Tensor) -> Tensor:
-    """The sum [blocks] of each block's lanes, each times the number of its place."""
-    if blocks.device.type == "cpu":
-        return blocks.mv(places)  # half the time of products that are kept
-    return blocks.mul_(places).sum(dim=1)  # torch has no such product of integers on a GPU
+    """The sum [blocks] of each block's lanes, folded, each times the number of its place."""
+    if blocks.device.type != "cpu":
+        return _weighted_anywhere(blocks, places)
+    # 1.4 times as fast: NumPy shifts without the sign, and no products are kept.
+    wide = blocks.numpy().view(np.uint64)
+    folded = wide >> _HALF
+    folded ^= wide
+    return torch.from_numpy(folded.view(np.int64)).mv(places)
+
+
+def _weighted_anywhere(blocks: Tensor, places: Tensor) -> Tensor:
+    """On a GPU torch multiplies no matrices of integers."""
+    return _folded(blocks).mul_(places).sum(dim=1)
 
 
 def _odd(start: int, stop: int, device: torch.device) -> Tensor:

@@ -69,6 +69,13 @@ def test_the_digest_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -
     assert int(digest(tensor)) == whole
 
 
+def test_a_cpu_and_other_devices_take_the_same_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = torch.randn(300_001).to(torch.bfloat16)
+    expected = digest(weights)
+    monkeypatch.setattr(checksum, "_weighted", checksum._weighted_anywhere)
+    assert digest(weights) == expected
+
+
 def test_blocks_of_equal_content_cannot_change_places() -> None:
     tensor = torch.randn(2 * 2 * checksum.BLOCK_LANES)
     first, second = tensor.chunk(2)
