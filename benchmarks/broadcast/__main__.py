@@ -28,6 +28,7 @@ from benchmarks.broadcast.ranks import run_rank
 from benchmarks.broadcast.report import Report, show, summarise
 from benchmarks.broadcast.results import Options, Result
 from benchmarks.broadcast.sweep import Skipped, settings_of, sweep, sweep_as_rank
+from megatron_magistral.output_file import check_output_file
 from megatron_magistral.rollout.engine import EngineControl, EngineError
 from megatron_magistral.trainer.layout import LayoutError
 from megatron_magistral.weights.architecture import ArchitectureError
@@ -39,6 +40,7 @@ MIB = 1 << 20
 BAD_INPUT, FAILED = 2, 1
 RUN_TIMEOUT_S = 600.0
 ENGINE_TIMEOUT_S = 5.0
+PLOT_SUFFIXES = (".svg", ".png")
 
 
 class WireDtype(StrEnum):
@@ -71,7 +73,9 @@ console = Console(width=int(os.environ.get("COLUMNS", "130")))
 
 @app.command()
 def main(
-    model: Annotated[str, typer.Option(help="A preset, a config.json, or a size in MiB.")] = "64",
+    model: Annotated[
+        str, typer.Option(help="A preset, a config.json, or about how many MiB.")
+    ] = "64",
     tp: Annotated[int, typer.Option(min=1, help="Trainer's tensor parallel size.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Trainer's pipeline stages.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Trainer's data parallel size.")] = 1,
@@ -106,7 +110,10 @@ def main(
             plan=plan,
         )
         check_layouts(options.arch, options.trainer, options.generator)
-    except (ArchitectureError, LayoutError) as error:
+        _check_kind(preflight, sweeps, calibrate, expected_gb_s, plot_file)
+        for option, path in (("--json", json_file), ("--plot", plot_file)):
+            check_output_file(option, path)
+    except (ArchitectureError, LayoutError, ValueError) as error:
         _refuse(str(error))
     for url in options.engine_urls:
         asyncio.run(_check_engine(url))
@@ -124,6 +131,26 @@ def main(
     except (RankFailed, NoMeeting) as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(FAILED) from error
+
+
+def _check_kind(
+    preflight: bool,
+    sweeps: bool,
+    calibrate: bool,
+    expected_gb_s: float | None,
+    plot_file: Path | None,
+) -> None:
+    """Raises ValueError for options of which one would be without effect."""
+    kinds = {"--preflight": preflight, "--sweep": sweeps, "--calibrate": calibrate}
+    chosen = [option for option, is_chosen in kinds.items() if is_chosen]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)}: must be one of them")
+    if expected_gb_s is not None and not preflight:
+        raise ValueError("--expected-gb-s: needs --preflight")
+    if plot_file is not None and not sweeps:
+        raise ValueError("--plot: needs --sweep")
+    if plot_file is not None and plot_file.suffix not in PLOT_SUFFIXES:
+        raise ValueError(f"--plot {plot_file}: must end in {' or '.join(PLOT_SUFFIXES)}")
 
 
 async def _check_engine(url: str) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_magistral.analysis.memory import Training, generator_memory, trainer_memory
+from megatron_magistral.output_file import check_output_file
 from megatron_magistral.trainer.layout import LayoutError
 from megatron_magistral.weights.architecture import Architecture, ArchitectureError
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
@@ -85,7 +86,7 @@ class Layouts:
 @app.command("weights")
 def weights(
     model: Annotated[
-        str, typer.Option(help="A preset, a config.json, or a size in MiB.")
+        str, typer.Option(help="A preset, a config.json, or about how many MiB.")
     ] = "magistral-small-24b",
     gpus: Gpus = DEFAULT_GPUS,
     tp: Annotated[int, typer.Option(min=1, help="Trainer's tensor parallel size.")] = 8,
@@ -150,8 +151,7 @@ def _check(trainer_share: float, json_file: Path | None) -> None:
     """Raises ValueError for what can be refused before any work."""
     if not 0 < trainer_share < 1:
         raise ValueError(f"--trainer-share {trainer_share}: must be between 0 and 1")
-    if json_file is not None and not json_file.resolve().parent.is_dir():
-        raise ValueError(f"--json {json_file}: no such directory")
+    check_output_file("--json", json_file)
 
 
 def _links(settings: list[str]) -> Links:

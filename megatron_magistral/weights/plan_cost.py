@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from megatron_magistral.weights.checksum import ChecksumSettings
-from megatron_magistral.weights.parts import RUN_BYTES
+from megatron_magistral.weights.parts import LARGE_BYTES
 from megatron_magistral.weights.plan import Bucket, Plan, Stream
 from megatron_magistral.weights.settings import PlanKind
 
@@ -221,9 +221,29 @@ def _predict_gather(plan: Plan, links: Links, delivery: PlanKind) -> Prediction:
         sent_bytes=max(of_stage.values()),
         received_bytes=sum(of_stage.values()) // num_shares,
         gathered_bytes=max(of_stage.values()) * (trainer.tp - 1) // trainer.tp,
-        trainer_extra_bytes=2 * largest,  # one on the wire, the next being filled
-        generator_extra_bytes=min(largest, RUN_BYTES) if is_direct else largest,
+        trainer_extra_bytes=_trainer_buffers(plan, delivery) * largest,
+        generator_extra_bytes=_small_bytes(plan) if is_direct else largest,
     )
+
+
+def _trainer_buffers(plan: Plan, delivery: PlanKind) -> int:
+    """How many buckets of memory the leader of a stage needs, at most."""
+    if delivery is PlanKind.GATHER:
+        return 2  # one on the wire, the next being filled
+    # What it holds whole it sends from where it is; parts of columns it packs.
+    return (2 if plan.trainer.tp > 1 else 1) + (1 if plan.generator.tp > 1 else 0)
+
+
+def _small_bytes(plan: Plan) -> int:
+    """What comes to a generator rank by way of a buffer, delivered `direct`: the small parts of a
+    bucket."""
+    tp, most = plan.generator.tp, 0
+    for bucket in plan.buckets:
+        tensors = [plan.tensors[piece.tensor] for piece in bucket.pieces]
+        itemsize = bucket.num_bytes // sum(tensor.num_elements for tensor in tensors)
+        parts = [t.num_elements * itemsize // (1 if t.axis is None else tp) for t in tensors]
+        most = max(most, sum(part for part in parts if part < LARGE_BYTES))
+    return most
 
 
 def _bucket_cost(plan: Plan, bucket: Bucket, links: Links, delivery: PlanKind) -> BucketCost:

@@ -243,6 +243,23 @@ def test_an_engine_that_is_not_there_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--json", "/nope/x.json"), "--json /nope/x.json: no such directory"),
+        (("--sweep", "--plot", "x.foo"), "--plot x.foo: must end in .svg or .png"),
+        (("--plot", "x.png"), "--plot: needs --sweep"),
+        (("--expected-gb-s", "1"), "--expected-gb-s: needs --preflight"),
+        (("--sweep", "--calibrate"), "--sweep and --calibrate: must be one of them"),
+    ],
+)
+def test_what_would_fail_or_do_nothing_is_refused_before_any_rank_starts(
+    arguments: tuple[str, ...], why: str
+) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and why in result.output
+
+
+@pytest.mark.parametrize(
     ("nodes", "first"),
     [
         ("gpu017", "gpu017"),

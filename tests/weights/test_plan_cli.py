@@ -100,6 +100,7 @@ def test_bad_input_is_refused_by_name(arguments: tuple[str, ...], words: str) ->
         (("--link", "nic_gb_s=nan"), "--link nic_gb_s=nan"),
         (("--link", "nic_gb_s=inf"), "--link nic_gb_s=inf"),
         (("--json", "/nope/x.json"), "--json /nope/x.json: no such directory"),
+        (("--json", "/"), "--json /: a directory, must be a file"),
     ],
 )
 def test_bad_input_is_one_line_before_any_work(arguments: tuple[str, ...], why: str) -> None:
