@@ -51,6 +51,7 @@ class WireDtype(StrEnum):
     FLOAT32 = "float32"
 
 
+Model = Annotated[str, typer.Option(help="A preset, a config.json, or about how many MiB.")]
 Plan = Annotated[PlanKind, typer.Option(help="Who gets what, as rl.weight_plan.")]
 ExpectedGbS = Annotated[
     float | None,
@@ -73,9 +74,7 @@ console = Console(width=int(os.environ.get("COLUMNS", "130")))
 
 @app.command()
 def main(
-    model: Annotated[
-        str, typer.Option(help="A preset, a config.json, or about how many MiB.")
-    ] = "64",
+    model: Model = "64",
     tp: Annotated[int, typer.Option(min=1, help="Trainer's tensor parallel size.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Trainer's pipeline stages.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Trainer's data parallel size.")] = 1,

@@ -32,6 +32,7 @@ LINK_HELP = "A property of the cluster, as NAME=VALUE; repeat. Names and default
 
 DEFAULT_GPUS = [64, 256, 1024, 4096]
 
+Model = Annotated[str, typer.Option(help="A preset, a config.json, or about how many MiB.")]
 Gpus = Annotated[list[int], typer.Option(help="Of trainer and generators together; repeat.")]
 GeneratorEp = Annotated[
     int, typer.Option(min=1, help="Ranks of a generator that share its experts.")
@@ -85,9 +86,7 @@ class Layouts:
 
 @app.command("weights")
 def weights(
-    model: Annotated[
-        str, typer.Option(help="A preset, a config.json, or about how many MiB.")
-    ] = "magistral-small-24b",
+    model: Model = "magistral-small-24b",
     gpus: Gpus = DEFAULT_GPUS,
     tp: Annotated[int, typer.Option(min=1, help="Trainer's tensor parallel size.")] = 8,
     pp: Annotated[int, typer.Option(min=1, help="Trainer's pipeline stages.")] = 1,
