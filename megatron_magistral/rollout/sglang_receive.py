@@ -33,11 +33,17 @@ class Receiver:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._groups: dict[str, Channels] = {}
+        self._of_sender: dict[tuple[str, str], str] = {}  # the last one that it made
         self._timeout_s = 0.0  # of each wait for the sender
         self._elsewhere = TurnBuffers(1)
 
     def join(self, group: Mapping[str, Any]) -> None:
-        """Raises RuntimeError if the group does not get complete in time."""
+        """A sender has one group: leaves the one that it made before, if it did not say so itself.
+
+        Raises RuntimeError if the group does not get complete in time.
+        """
+        sender = (group["host"], group["name"].rpartition("-")[0])
+        self.leave(self._of_sender.pop(sender, ""))
         self._timeout_s = group["timeout_s"]
         store = dist.TCPStore(group["host"], group["port"], is_master=False, timeout=STORE_TIMEOUT)
         self._groups[group["name"]] = Channels.join(
@@ -48,6 +54,7 @@ class Receiver:
             group["backend"],
             self._timeout_s,
         )
+        self._of_sender[sender] = group["name"]
 
     def leave(self, name: str) -> None:
         if (group := self._groups.pop(name, None)) is not None:

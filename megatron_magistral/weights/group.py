@@ -85,6 +85,7 @@ def host_group(
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
     )
+    # Engines leave the group of an earlier number when they join that of a later one.
     name = f"magistral-weights-{os.getpid()}-{next(_serial)}"
     address = UpdateGroup(name, host, store.port, world_size, backend)
     return HostedGroup(address, store, num_parts, timeout_s)
