@@ -37,6 +37,8 @@ EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 USUAL_FIRST_EPHEMERAL = 32768
 FIRST_PORT = 12000
 MIN_CHOICE = 1000
+# From these SGLang takes ports for its own ranks, while a process of ours may still be starting.
+SGLANG_PORTS = range(22000, 30000)
 # Makes torch ask the kernel for huge pages under large tensors on a CPU, if set before the first
 # one. What is sent from or received into pages of 4 KiB takes up to twice as long over gloo.
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
@@ -296,9 +298,9 @@ def tail(path: Path, num_lines: int = LOG_TAIL_LINES) -> str:
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     """Distinct TCP ports of an address of this machine that nobody listens on now.
 
-    They are not of the range from which the kernel takes ports for connections: one of these could
-    be gone by the time that a process which is still starting listens on it. Raises OSError if
-    there are not so many.
+    They are not of the ranges from which the kernel takes ports for connections and SGLang for its
+    ranks: one of these could be gone by the time that a process which is still starting listens on
+    it. Raises OSError if there are not so many.
     """
     candidates = _lasting_ports()
     order = random.Random().sample(candidates, len(candidates))
@@ -308,14 +310,14 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     return found
 
 
-def _lasting_ports() -> range:
+def _lasting_ports() -> list[int]:
     try:
         first = int(EPHEMERAL_PORTS.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         first = USUAL_FIRST_EPHEMERAL
     if first - FIRST_PORT < MIN_CHOICE:  # the kernel may take nearly all of them
-        return range(FIRST_PORT, 1 << 16)
-    return range(FIRST_PORT, first)
+        return list(range(FIRST_PORT, 1 << 16))
+    return [port for port in range(FIRST_PORT, first) if port not in SGLANG_PORTS]
 
 
 def port_is_free(port: int, host: str = LOOPBACK) -> bool:

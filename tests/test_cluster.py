@@ -1,5 +1,6 @@
 """The supervisor with real processes."""
 
+import importlib.util
 import os
 import re
 import signal
@@ -277,6 +278,17 @@ def test_ports_for_later_are_not_those_that_connections_take():
         assert not any(first <= port <= last for port in ports)
 
 
+def test_ports_for_later_are_not_those_that_sglang_takes_for_its_ranks():
+    """By its own source: to import it takes as long as to start a server."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None and spec.origin is not None
+    source = (Path(spec.origin).parent / "srt/utils/network.py").read_text()
+    drawn = re.search(r"def get_free_port_below_ephemeral\(low=(\d+), high=(\d+)", source)
+    assert drawn is not None
+    assert range(int(drawn[1]), int(drawn[2]) + 1) == cluster.SGLANG_PORTS
+    assert not set(free_ports(50)) & set(cluster.SGLANG_PORTS)
+
+
 def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -290,7 +302,7 @@ def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch):
 
 def test_where_connections_may_take_nearly_every_port_all_are_tried(monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", tmp_path / "absent")
-    assert cluster._lasting_ports() == range(12000, 32768)
+    assert cluster._lasting_ports() == [*range(12000, 22000), *range(30000, 32768)]
     (tmp_path / "wide").write_text("1024\t65535\n")
     monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", tmp_path / "wide")
-    assert cluster._lasting_ports() == range(12000, 65536)
+    assert cluster._lasting_ports() == list(range(12000, 65536))
