@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from benchmarks.broadcast.parts import NUM_NAMED, GatherTime, Parts
 from benchmarks.broadcast.results import Options, Result, Round
 from megatron_magistral.weights.checksum import HEAD_BYTES, ChecksumSettings
-from megatron_magistral.weights.parts import LARGE_BYTES
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import Bucket, Plan, gather_plan
-from megatron_magistral.weights.plan_cost import GB, BucketCost, Timeline, follow
+from megatron_magistral.weights.plan_cost import GB, BucketCost, Timeline, follow, packed_bytes
 from megatron_magistral.weights.presets import num_parameters, sized
 
 MIB = 1 << 20
@@ -135,24 +134,6 @@ def _plan(options: Options) -> Plan:
         bucket_bytes=options.bucket_bytes,
         itemsize=itemsize,
     )
-
-
-def packed_bytes(plan: Plan, bucket: Bucket) -> tuple[float, float]:
-    """(bytes that the sender packs, bytes that one engine rank takes out of what was packed), under
-    the plan `direct`: small parts are packed together, and columns are not one run anywhere."""
-    tp = plan.generator.tp
-    packed = unpacked = 0.0
-    tensors = [plan.tensors[piece.tensor] for piece in bucket.pieces]
-    itemsize = bucket.num_bytes / sum(tensor.num_elements for tensor in tensors)
-    for tensor in tensors:
-        num_bytes = tensor.num_elements * itemsize
-        part = num_bytes if tensor.axis is None else num_bytes / tp
-        is_small = part < LARGE_BYTES
-        if is_small or (tensor.axis == 1 and tp > 1):
-            packed += part * tp
-        if is_small:
-            unpacked += part
-    return packed, unpacked
 
 
 def cases(options: Options) -> list[Options]:

@@ -113,7 +113,7 @@ class _Run:
 def _memory(runs: Sequence[_Run], buffers: TurnBuffers, device: torch.device) -> list[Tensor]:
     """What each run comes to: where it belongs, or one of `buffers`."""
     sizes = [run.num_bytes for run in runs if run.in_place is None]
-    places = iter(buffers.take(sum(sizes), torch.uint8, device).split(sizes) if sizes else ())
+    places = iter(buffers.take_each(sizes, torch.uint8, device))
     return [next(places) if run.in_place is None else run.in_place for run in runs]
 
 

@@ -46,6 +46,12 @@ class TurnBuffers:
         self._buffers.append(buffer)
         return buffer[:num_bytes].view(dtype)
 
+    def take_each(
+        self, sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """One [size] of `dtype` for each of `sizes`, behind each other; for none, no buffer."""
+        return self.take(sum(sizes), dtype, device).split(list(sizes)) if sizes else ()
+
     def rest(self) -> None:
         """Nothing is taken for a while. What is in use stays as it is until the next `take`."""
         if self._buffers and self._buffers[0].device.type != "cpu":

@@ -167,7 +167,7 @@ def pieces(bucket: LooseBucket, held: Held, buffers: TurnBuffers) -> Iterator[tu
             found.append((rank, views, as_one(views)))
     sizes = [sum(view.nbytes for view in views) for _, views, data in found if data is None]
     device = next(iter(tensors.values())).device
-    places = iter(buffers.take(sum(sizes), torch.uint8, device).split(sizes) if sizes else ())
+    places = iter(buffers.take_each(sizes, torch.uint8, device))
     for rank, views, data in found:
         if data is None:
             data = next(places)

@@ -108,11 +108,8 @@ class JoinOnFirst:
         if not places:
             return []
         sizes = [place.numel() for place in places]
-        flat = self._buffers.take(sum(sizes), places[0].dtype, places[0].device)
-        return [
-            (place, part.view(place.shape))
-            for place, part in zip(places, flat.split(sizes), strict=True)
-        ]
+        parts = self._buffers.take_each(sizes, places[0].dtype, places[0].device)
+        return [(place, part.view(place.shape)) for place, part in zip(places, parts, strict=True)]
 
     def _op(self, kind: Callable[..., Any], tensor: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(kind, tensor, dist.get_global_rank(self._group, peer), self._group)

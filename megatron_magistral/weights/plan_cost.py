@@ -201,7 +201,9 @@ def _predict_gather(plan: Plan, links: Links, delivery: PlanKind) -> Prediction:
     of_stage: defaultdict[int, int] = defaultdict(int)
     for bucket in plan.buckets:
         of_stage[bucket.stage] += bucket.num_bytes
-    largest = max(bucket.num_bytes for bucket in plan.buckets)
+    buffered = largest = max(bucket.num_bytes for bucket in plan.buckets)
+    if is_direct:  # the rest comes to where it belongs
+        buffered = int(max(packed_bytes(plan, bucket)[1] for bucket in plan.buckets))
     num_shares = plan.generator.tp if is_direct else 1
     return Prediction(
         kind=delivery,
@@ -222,7 +224,7 @@ def _predict_gather(plan: Plan, links: Links, delivery: PlanKind) -> Prediction:
         received_bytes=sum(of_stage.values()) // num_shares,
         gathered_bytes=max(of_stage.values()) * (trainer.tp - 1) // trainer.tp,
         trainer_extra_bytes=_trainer_buffers(plan, delivery) * largest,
-        generator_extra_bytes=_small_bytes(plan) if is_direct else largest,
+        generator_extra_bytes=buffered,
     )
 
 
@@ -234,16 +236,22 @@ def _trainer_buffers(plan: Plan, delivery: PlanKind) -> int:
     return (2 if plan.trainer.tp > 1 else 1) + (1 if plan.generator.tp > 1 else 0)
 
 
-def _small_bytes(plan: Plan) -> int:
-    """What comes to a generator rank by way of a buffer, delivered `direct`: the small parts of a
-    bucket."""
-    tp, most = plan.generator.tp, 0
-    for bucket in plan.buckets:
-        tensors = [plan.tensors[piece.tensor] for piece in bucket.pieces]
-        itemsize = bucket.num_bytes // sum(tensor.num_elements for tensor in tensors)
-        parts = [t.num_elements * itemsize // (1 if t.axis is None else tp) for t in tensors]
-        most = max(most, sum(part for part in parts if part < LARGE_BYTES))
-    return most
+def packed_bytes(plan: Plan, bucket: Bucket) -> tuple[float, float]:
+    """(bytes that the sender packs, bytes that one engine rank takes out of what was packed), under
+    the plan `direct`: small parts are packed together, and columns are not one run anywhere."""
+    tp = plan.generator.tp
+    packed = unpacked = 0.0
+    tensors = [plan.tensors[piece.tensor] for piece in bucket.pieces]
+    itemsize = bucket.num_bytes / sum(tensor.num_elements for tensor in tensors)
+    for tensor in tensors:
+        num_bytes = tensor.num_elements * itemsize
+        part = num_bytes if tensor.axis is None else num_bytes / tp
+        is_small = part < LARGE_BYTES
+        if is_small or (tensor.axis == 1 and tp > 1):
+            packed += part * tp
+        if is_small:
+            unpacked += part
+    return packed, unpacked
 
 
 def _bucket_cost(plan: Plan, bucket: Bucket, links: Links, delivery: PlanKind) -> BucketCost:

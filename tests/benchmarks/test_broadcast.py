@@ -15,7 +15,6 @@ from benchmarks.broadcast.calibrate import (
     cases,
     compare,
     overlap_of,
-    packed_bytes,
     predicted,
     sampled_bytes,
     spread,
@@ -32,6 +31,7 @@ from megatron_magistral.weights.checksum import HEAD_BYTES
 from megatron_magistral.weights.gather import GatherSeconds
 from megatron_magistral.weights.placement import GeneratorLayout, TrainerLayout
 from megatron_magistral.weights.plan import gather_plan
+from megatron_magistral.weights.plan_cost import packed_bytes
 from megatron_magistral.weights.presets import sized
 from megatron_magistral.weights.settings import PlanKind
 from megatron_magistral.weights.transfer import UpdateTimings
